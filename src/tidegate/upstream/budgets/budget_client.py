@@ -1,14 +1,15 @@
-"""What this process may send now under the budgets that all processes share.
+"""The permits that this process takes to send calls under the budgets that all processes share.
 
-Every call that a budget binds takes a permit here, right before it is sent. All calls that wait are asked for with one question to the
-Limits port, and only one question is out at a time, so a thousand calls cost a handful of questions. A permit is short-lived: what was
-not sent goes back before it expires, what was sent is settled with what it really took. A budget that is spent is asked again at the
-moment that it named, and one of tokens every few seconds; one whose day or lifetime has too little left for one call is still asked for
-smaller ones. This module knows no deployment and no HTTP; calls without budgets never come here.
+Every call that a budget binds takes a permit here, right before it is sent. One question to the Limits port asks for all calls that
+wait, and only one question is out at a time, so a thousand calls cost a handful of questions. A permit is short-lived: one that was not
+used goes back before it expires, one that was used is settled with what the call really took. A spent budget is asked again at the
+moment that it named, and a budget of tokens every few seconds. A budget whose day or lifetime has too little left for one call is still
+asked for smaller calls. This module knows no deployment and no HTTP; calls without budgets never come here.
 
-Money is hard: a call takes the most that it can cost. Where less is left than that, but as much as it will likely cost, it takes all that
-is left and so runs alone. One that would likely pass a budget even if all that is in flight were free is refused for good, unless the
-budget renews while the call may wait; one that would not is put off until calls in flight have settled.
+A budget in money is never exceeded: a call reserves the most that it can cost. Where less than that is left, but as much as the call
+will likely cost, the call reserves all that is left and so runs alone. A call that would likely exceed a budget even if all calls in
+flight were free is refused for good, unless the budget renews while the call may wait. Any other call is put off until calls in flight
+have settled.
 """
 
 import asyncio
@@ -32,15 +33,16 @@ from tidegate.upstream.http.transport import SendPermit
 
 log = structlog.get_logger(__name__)
 
-# How long an answer may take before those who wait are put off. The question itself is never cancelled: it may have been granted.
+# How long an answer may take before the calls that wait are put off. The question itself is never cancelled, because it may have been
+# granted.
 ANSWER_S_MAX = 5.0
 UNREACHABLE_MS = 1_000
 
-# A budget frees a little at a time: asking for every crumb would be hot, and this costs a thousandth of a minute.
+# A budget frees a little at a time. Asking for every bit would keep the CPU busy; this costs a thousandth of a minute.
 SPENT_MS_MIN = 50
-# A month or a lifetime is spent for long, but an operator may raise it: now and then it is asked all the same.
+# A spent month or lifetime stays spent for long, but an operator may raise it: it is still asked now and then.
 SPENT_MS_MAX = 600_000
-# Of a budget that was spent lately, so that other processes wait for it too.
+# How many calls ask at once for a budget that was spent lately, so that other processes get a part of it.
 CONTENDED_ASK_MAX = 16
 ASK_MAX = 512
 
@@ -51,12 +53,12 @@ Budgets = tuple[Budget, ...]
 
 EXCEEDS_LIMIT = "request_exceeds_limit"
 
-# What callers call those who pay.
+# The names that callers know for the owners of budgets.
 PAYERS = {LimitBound.TENANT: "organization", LimitBound.JOB: "batch"}
 
 
 class BindingLimits(msgspec.Struct, frozen=True):
-    """What a call's budgets come to: those that bind at all, and the most tokens and money that one call can ever be granted."""
+    """The limits that a call's budgets set: the budgets that have any, and the most tokens and money that one call can ever be granted."""
 
     budgets: Budgets
     counts_tokens: bool
@@ -66,12 +68,12 @@ class BindingLimits(msgspec.Struct, frozen=True):
     poorest: Budget | None = None
 
 
-# What binds a call without budgets.
+# The limits of a call without budgets: none.
 UNBOUND = BindingLimits((), False, 0)
 
 
 class _Waiter:
-    """`nano` is what is set aside for it, `nano_likely` the least with which it goes."""
+    """A call that waits for a permit. `nano` is the money to set aside for it, `nano_likely` the least with which it may go."""
 
     __slots__ = ("answer", "give_up_ms", "nano", "nano_likely", "tokens")
 
@@ -101,7 +103,7 @@ class BudgetClient:
         self.unreachable_until_ms = 0.0
 
     def terms(self, budgets: Budgets) -> BindingLimits:
-        """What these budgets come to."""
+        """Return the limits that these budgets set."""
         terms = self._terms.get(budgets)
         if terms is None:
             if len(self._terms) >= TERMS_MAX:
@@ -116,13 +118,13 @@ class BudgetClient:
         return self._spent.until_ms(budgets)
 
     def opens_at_ms(self, budgets: Budgets, patience_ms: float) -> float:
-        """The moment from which a call that waits so long is worth bringing here, as far as is known here."""
+        """The moment from which it is worth bringing a call here that can wait for `patience_ms`, as far as is known here."""
         if self._charged:
             self._renew_charged()
         return max(self._spent.opens_at_ms(budgets, patience_ms), self.unreachable_until_ms)
 
     def spent(self) -> dict[str, float]:
-        """Until when which budgets are spent, as far as is known here."""
+        """Return the ids of spent budgets, and until when each is spent, as far as is known here."""
         return self._spent.by_id()
 
     def rooms(self, budgets: Budgets) -> list[LimitRoom]:
@@ -178,7 +180,8 @@ class BudgetClient:
             raise
 
     def charge(self, budget: Budget, requests: int, tokens: int, until_ms: float) -> None:
-        """So much of this budget was spent before anybody knew of it, and counts until this moment. It is asked for first."""
+        """Debit what was spent of this budget before any process knew of the budget. The charge counts until this moment, and is asked
+        for before any permit."""
         if self._limits is None or self._closed or not (requests or tokens):
             return
         # Tokens are granted along with requests: some that took tokens took a request too.
@@ -187,7 +190,7 @@ class BudgetClient:
             self._asking = asyncio.create_task(self._ask_while_any_waits())
 
     def _renew_charged(self) -> None:
-        """Give back what was charged until a moment that has passed: the upstream's window began again."""
+        """Give back the charges whose moment has passed, because the upstream's window began again."""
         now_ms = self._clock.monotonic_ms()
         for one in [one for one in self._charged if one[1] <= now_ms]:
             self._charged.remove(one)
@@ -196,11 +199,12 @@ class BudgetClient:
             self._settlements.add(Settlement(grant.id, (budget,), grant.requests, grant.tokens, 0))
 
     def release_permit(self, permit: SendPermit) -> None:
-        """Nothing was sent under this permit."""
+        """Give a permit back under which nothing was sent."""
         self._settlements.add(Settlement(permit.grant_id, permit.budgets, 1, permit.tokens, 0, permit.nano))
 
     def used(self, permit: SendPermit, tokens: int, nano: int | None = None) -> None:
-        """What was sent under this permit really took so many tokens, and so much money: without a number, all that was set aside."""
+        """Settle a permit with the tokens and the money that its call really took. Without a number for the money, all that was set
+        aside counts."""
         if permit.nano or nano or (permit.tokens != tokens and self.terms(permit.budgets).counts_tokens):
             used_nano = permit.nano if nano is None else nano
             self._settlements.add(
@@ -231,7 +235,7 @@ class BudgetClient:
         try:
             (grant,) = await self._limits.debit([ask])
         except LimitsUnavailable as error:
-            # What the upstream says is left still binds this process.
+            # The quota that the upstream reported still binds this process.
             log.warning("limits_unavailable", why=str(error))
         else:
             self._charged.append((ask, until_ms, grant))
@@ -261,7 +265,7 @@ class BudgetClient:
                 self._lose_touch(str(error), parts)
             return
         except Exception as error:
-            # What may be sent now is unknown, and callers that wait must not wait for ever.
+            # It is unknown what may be sent now, and calls must not wait for ever.
             log.error("limits_crashed", kind=type(error).__name__)
             self._lose_touch("asking the shared budgets failed", parts)
             return
@@ -270,21 +274,21 @@ class BudgetClient:
             self._deal(budgets, part, grant, now_ms)
 
     def _next_part(self, budgets: Budgets, now_ms: float) -> list[_Waiter]:
-        """Who is asked for now of those who wait under these budgets; the others come with the next question."""
+        """Return the waiters under these budgets to ask for now. The others come with the next question."""
         waiting = [waiter for waiter in self._waiting.pop(budgets) if not waiter.answer.done()]
         spent = self._spent.first(budgets, now_ms)
         if spent is not None:
-            # Another question was answered so since these came.
+            # The answer to another question has shown since that the budget is spent.
             for waiter in waiting:
                 waiter.answer.set_exception(_spent(spent[0].id, spent[1]))
             return []
         count = CONTENDED_ASK_MAX if self._spent.are_contended(budgets, now_ms) else ASK_MAX
         if budgets in self._one_by_one:
-            # The last grant's tokens were too few for any waiter: a question for one cannot be answered with half of what it needs.
+            # The last grant's tokens were too few for any waiter. A question for one waiter cannot be answered with half of what it needs.
             self._one_by_one.discard(budgets)
             count = 1
         if len(waiting) > count:
-            # At the end: waiters under other budgets come first.
+            # The rest goes to the end: waiters under other budgets come first.
             self._waiting[budgets] = waiting[count:]
         return waiting[:count]
 
@@ -319,7 +323,7 @@ class BudgetClient:
         if not left:
             return
         if is_lowered:
-            # With what is left now it may fit at once, alone.
+            # A lowered waiter may fit into what is left, if it is asked for alone.
             self._one_by_one.add(budgets)
             self._waiting[budgets] = left + self._waiting.get(budgets, [])
             return
@@ -332,7 +336,7 @@ class BudgetClient:
         if lacking is None and not 0 < grant.left_tokens < max(waiter.tokens for waiter in left):
             self._say_spent(budgets, grant, left)
         elif len(part) > 1:
-            # They were asked for as if each were of the same size: alone, some of them may fit.
+            # The question treated all as of the same size: asked for alone, some of them may fit.
             self._one_by_one.add(budgets)
             self._waiting[budgets] = left + self._waiting.get(budgets, [])
         elif lacking is None:
@@ -341,7 +345,7 @@ class BudgetClient:
             self._say_reserved(budgets, lacking, left[0])
 
     def _without_the_poor(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> list[_Waiter]:
-        """Turn away those who would pass a budget in money even if all that is in flight were free; gives the others."""
+        """Refuse the waiters that would exceed a budget in money even if all calls in flight were free, and return the others."""
         now_ms = self._clock.monotonic_ms()
         tightest = next(budget for budget in budgets if budget.id == grant.tightest)
         others = []
@@ -358,7 +362,7 @@ class BudgetClient:
 
     @staticmethod
     def _lower(waiters: Sequence[_Waiter], left_nano: int) -> bool:
-        """Have those whose worst is more than there is left take all that is left; says whether there are any."""
+        """Lower the waiters that may cost more than is left to all that is left. Return whether there are any."""
         dear = [waiter for waiter in waiters if waiter.nano > left_nano]
         for waiter in dear:
             waiter.nano = left_nano
@@ -401,7 +405,7 @@ class BudgetClient:
         metrics.budget_wait_seconds.observe((until_ms - now_ms) / 1000)
         for budget in named:
             self._spent.note(budget, until_ms)
-        # Those who came meanwhile would hear the same.
+        # Calls that came meanwhile would get the same answer.
         for waiter in [*left, *self._waiting.pop(budgets, [])]:
             if not waiter.answer.done():
                 waiter.answer.set_exception(_spent(named[0].id, until_ms))
@@ -460,7 +464,7 @@ def _terms(budgets: Budgets) -> BindingLimits:
 
 
 def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False) -> Overspent:
-    """`is_all`: that much is the whole budget, whatever is left of it."""
+    """Return the error of a call that costs more than a budget has left. With `is_all`, `left_nano` is the whole budget."""
     whose = PAYERS.get(budget.bound, budget.bound.value)
     if left_nano <= 0:
         message = f"the budget of this {whose} is spent: have it raised, or wait until it renews"

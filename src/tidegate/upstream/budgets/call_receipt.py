@@ -1,4 +1,4 @@
-"""What one call took of its budgets, and what it really used and cost: settled once, reported once.
+"""The receipt of one call: what it reserved of its budgets, and what it really used and cost. It is settled once and reported once.
 
 There are four ways in which a call can end, and one table of what each costs:
 
@@ -7,7 +7,7 @@ There are four ways in which a call can end, and one table of what each costs:
     perhaps done  all that was set aside counts as used, unless less is known of it
     done          the usage in the answer, or an estimate where there is none
 
-Budgets and books hear the same. Where usage is written down is not known here.
+Budgets and usage reports get the same figures. This module does not know where usage is stored.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tidegate.upstream.budgets.budget_client import BudgetClient
 from tidegate.upstream.budgets.token_estimator import TokenEstimator
 from tidegate.upstream.http.transport import SendPermit
 
-# Hears where a call was answered and what it used.
+# Called with the deployment that answered a call, and what the call used.
 OnUsage = Callable[[Deployment, Usage], None]
 
 
@@ -33,7 +33,7 @@ class CallEnd(Enum):
 
 
 def end_of_failed(permit: SendPermit, wrong: BaseException) -> CallEnd:
-    """How a call ended that brought no answer."""
+    """Return how a call ended that brought no answer."""
     if not permit.begun:
         return CallEnd.NOT_SENT
     if isinstance(wrong, Throttled | Refused | KeyRejected | Unavailable):
@@ -42,7 +42,7 @@ def end_of_failed(permit: SendPermit, wrong: BaseException) -> CallEnd:
 
 
 class CallReceipt:
-    """`is_batch`: an item's call, which has batch's price and whose usage the store writes down with its outcome."""
+    """The receipt of one call. `is_batch` marks an item's call: it has the batch price, and the store writes its usage with its outcome."""
 
     __slots__ = ("_budgets", "_call", "_deployment", "_estimator", "_is_batch", "_is_settled", "_on_usage", "_permit")
 
@@ -67,7 +67,7 @@ class CallReceipt:
         self._is_settled = False
 
     def settle_failed(self, end: CallEnd) -> None:
-        """It brought no answer, and none will come."""
+        """Settle a call that brought no answer and will bring none."""
         match end:
             case CallEnd.NOT_SENT:
                 self._is_settled = True
@@ -85,28 +85,31 @@ class CallReceipt:
             return
         used = self._estimator.most(self._call, self._deployment)
         if cost(used, price, batch=False).total_nano > self._permit.nano:
-            # It ran alone, with less set aside than its worst.
+            # The call ran alone: less was set aside than the most that it can cost.
             used = self._estimator.likely(self._call, self._deployment, used)
         self._pay(self._permit.tokens, used)
 
     def settle_taken_back(self) -> None:
-        """The tide took it back before its first token: no answer was written, so only its prompt can have cost anything."""
+        """Settle a call that the tide took back before its first token: no answer was written, so only its prompt can have cost
+        anything."""
         nano = self._estimator.nano_unanswered(self._call, self._deployment) if self._permit.nano else 0
         self._close(None, min(self._permit.nano, nano), None)
 
     def settle_left(self, *, is_stream: bool) -> None:
-        """The caller left before anything came. A stream was stopped at its prompt; any other answer may be written to its end."""
+        """Settle a call whose caller left before anything came. A stream was stopped at its prompt; any other answer may be written to
+        its end."""
         if is_stream:
             self.settle_answer(None)
         else:
             self._settle_perhaps_done()
 
     def settle_whole(self, reported: Usage, answer: bytes) -> Usage:
-        """The answer came whole. Return what it used: what it does not report is counted by its text."""
+        """Settle a call whose answer came whole, and return what it used. What the answer does not report is counted by its text."""
         return self.settle_answer(reported, unreported_bytes(self._call.endpoint, reported, answer))
 
     def settle_answer(self, reported: Usage | None, uncounted_bytes: int = 0) -> Usage:
-        """The answer ended, or the caller wants no more of it: what came of it is what it used, in the books and in the budgets."""
+        """Settle a call whose answer ended, or whose caller wants no more of it, and return what it used: as reported, or counted by
+        what came."""
         if reported is not None and not uncounted_bytes and reported.input_tokens:
             if self._permit.budgets or self._deployment.tokens_in_flight_max:
                 # A call without limits teaches nothing about what calls take: an item without limits has no receipt either.
@@ -118,7 +121,7 @@ class CallReceipt:
         used = counted(self._call, reported, uncounted_bytes)
         tokens = used.input_tokens + used.output_tokens
         if self._permit.budgets and self._deployment.estimate is Estimate.BOUND:
-            # Real tokens must not pass such a limit, and the answer did not report how many there were.
+            # Real tokens must not exceed a limit of this kind, and the answer did not report how many there were.
             tokens = max(tokens, self._permit.tokens)
         self._pay(tokens, used)
         return used

@@ -1,7 +1,7 @@
-"""What a deployment reported is left of its own limits, less what was sent since that report.
+"""The quota that a deployment reported as left of its own limits, less what was sent since that report.
 
-The number left is the deployment's own, so it counts what other callers and other processes sent, and what went out before its first
-answer. It holds until its limits renew, or until a later answer says something else. Time is an argument, in the clock's monotonic
+The number left comes from the deployment, so it counts what other callers and processes sent, and what went out before the first
+answer. It holds until the limits renew or a later answer reports another number. Time is an argument, in the clock's monotonic
 milliseconds.
 """
 
@@ -14,7 +14,7 @@ from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft
 
 
 class _RemainingQuota(msgspec.Struct):
-    """So much may still be sent until a moment."""
+    """The requests or tokens that may still be sent until a moment."""
 
     left: float = math.inf
     until_ms: float = 0.0
@@ -33,26 +33,26 @@ class Quota:
         self._tokens = _RemainingQuota()
 
     def count(self, tokens: int) -> None:
-        """A call goes out that may take so many tokens."""
+        """Count a call that goes out and may take so many tokens."""
         self._requests.left -= 1
         self._tokens.left -= tokens
 
     def note(self, left: QuotaLeft, since: int, tokens: int, now_ms: float) -> None:
-        """Note what is left by the answer to a call, which takes about so many tokens. The calls that went out `since` are not in that
-        figure; they are assumed to take as much as it does."""
+        """Note what was left at the answer to a call, which takes about so many tokens. The figure does not include the calls that went
+        out `since`; each is assumed to take as much."""
         self._requests.note(left.requests, left.requests_renew_ms, since, now_ms)
         self._tokens.note(left.tokens, left.tokens_renew_ms, since * tokens, now_ms)
 
     def spent_of(self, limit: Limit, sent: int, tokens_each: int) -> tuple[int, int]:
-        """Return how many requests and tokens of this limit are spent: by what is reported to be left or, without a report, by what
-        this process sent in the last minute."""
+        """Return how many requests and tokens of this limit are spent: by what was reported as left or, without a report, by what this
+        process sent in the last minute."""
         return (
             _spent(limit.requests or 0, self._requests.left, sent),
             _spent(limit.tokens or 0, self._tokens.left, sent * tokens_each),
         )
 
     def opens_at_ms(self, tokens: int = 1) -> float:
-        """The moment from which a call with so many tokens may go out: 0 or in the past when it may now."""
+        """The moment from which a call with so many tokens may go out. It is 0 or in the past when the call may go now."""
         return max(self._requests.opens_at_ms(1), self._tokens.opens_at_ms(tokens))
 
 

@@ -1,9 +1,9 @@
-"""Limits that an upstream tells about itself in the headers of its answers. Pure: headers in, limits out.
+"""Limits that an upstream reports about itself in the headers of its answers. Pure: headers in, limits out.
 
     x-ratelimit-limit-requests, -limit-tokens, -remaining-*, -reset-* ("6m0s", "1s", "20ms", seconds, or a moment)
     anthropic-ratelimit-requests-limit, -remaining, -reset (RFC 3339), and the same for tokens, input-tokens and output-tokens
 
-Whatever the bytes are, the worst that comes of them is nothing: a header that cannot be read says nothing.
+A header that cannot be read counts as missing, whatever its bytes are.
 """
 
 import re
@@ -17,7 +17,7 @@ NUMBER_MAX = 10**12
 RESET_MS_MAX = 7 * 86_400_000
 TEXT_MAX = 40
 MINUTE_MS = 60_000
-# A plain number from here on is a moment in Unix time, in seconds or milliseconds: no limit takes thirty years to renew.
+# A plain number of at least this is a moment in Unix time, in seconds or milliseconds: no limit takes thirty years to renew.
 UNIX_S_MIN = 1_000_000_000
 UNIX_MS_MIN = 1_000_000_000_000
 
@@ -44,7 +44,7 @@ class RateLimitHeaders(msgspec.Struct, frozen=True):
 
 
 class QuotaLeft(msgspec.Struct, frozen=True):
-    """What one answer's headers report as left until the limits renew; None where they do not."""
+    """The requests and tokens that one answer's headers report as left until the limits renew; None where they report none."""
 
     requests: int | None = None
     requests_renew_ms: int = MINUTE_MS
@@ -57,7 +57,7 @@ class QuotaLeft(msgspec.Struct, frozen=True):
 
 
 def read_rest_left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINUTE_MS) -> QuotaLeft:
-    """What these headers say is left. Where nothing readable says when limits renew, it is within `renew_ms`."""
+    """Return what these headers report as left. Where no readable header says when the limits renew, `renew_ms` is assumed."""
     if "anthropic-ratelimit-requests-limit" in headers or "anthropic-ratelimit-tokens-limit" in headers:
         kinds = ("tokens",) if "anthropic-ratelimit-tokens-remaining" in headers else ("input-tokens", "output-tokens")
         counts = [_count(headers.get(f"anthropic-ratelimit-{kind}-remaining")) for kind in kinds]
@@ -65,7 +65,7 @@ def read_rest_left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINU
         return QuotaLeft(
             _count(headers.get("anthropic-ratelimit-requests-remaining")),
             _anthropic_renew_ms(headers, "requests", now_ms) or renew_ms,
-            # One that is used up stops all of it, whatever the other has left.
+            # If one kind of tokens is used up, no call goes, whatever is left of the other.
             (0 if 0 in some else sum(some)) if some else None,
             max(_anthropic_renew_ms(headers, kind, now_ms) for kind in kinds) or renew_ms,
         )
@@ -78,7 +78,7 @@ def read_rest_left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINU
 
 
 def read_rate_limits(headers: Mapping[str, str], now_ms: int) -> RateLimitHeaders | None:
-    """What these headers say of the upstream's limits; None when they say nothing. `now_ms` is wall time, for moments."""
+    """Return the upstream's limits by these headers; None when they report none. `now_ms` is wall time, for moments."""
     if "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
         found = RateLimitHeaders(
             _count(headers.get("x-ratelimit-limit-requests")) or None,
@@ -132,7 +132,7 @@ def _anthropic_renew_ms(headers: Mapping[str, str], kind: str, now_ms: int) -> i
 
 
 def _until_ms(moment_ms: int, headers: Mapping[str, str], now_ms: int) -> int:
-    # By the upstream's own clock where it tells it, so that a wrong one on either side does not matter.
+    # Use the upstream's own clock where it sends it, so that a wrong clock on either side does not matter.
     says_now_ms = _date_ms(headers.get("Date"))
     wait_ms = moment_ms - (now_ms if says_now_ms is None else says_now_ms)
     return min(max(wait_ms, 0), RESET_MS_MAX)
@@ -146,7 +146,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _duration_ms(text: str | None) -> int:
-    """ "6m0s", "1.5s", "20ms" or plain seconds, rounded up; 0 when it cannot be read."""
+    """Read a duration such as "6m0s", "1.5s", "20ms" or plain seconds, rounded up; 0 when it cannot be read."""
     if text is None or len(text) > TEXT_MAX:
         return 0
     text = text.strip()

@@ -1,7 +1,7 @@
-"""What became of a permit: settled with the Limits port in batches, soon enough that what was not sent still counts as unsent.
+"""The settlements of permits, handed to the Limits port in batches, soon enough that unused permits still count as unused.
 
-A settlement is handed over once: handed over twice, it would give back more than was taken. What the keeper of the budgets could not
-enter it keeps, and it is asked to enter that until it has: money that stays set aside in a month or a lifetime never comes back.
+A settlement is handed over once: twice would give back more than was taken. The Limits port keeps the settlements that it could not
+enter, and it is asked again until it has entered them: money that stays set aside in a month or a lifetime would never come back.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from tidegate.upstream.budgets.spent_budgets import Budgets, SpentBudgets
 log = structlog.get_logger(__name__)
 
 SETTLE_S = 0.05
-# While the keeper of the budgets is away.
+# The pause between two tries while the Limits port is away.
 AGAIN_S = 0.5
 SETTLEMENTS_MAX = 50_000
 
 
 class Settlements:
-    """Open settlements. A budget that was given something back is asked again sooner."""
+    """Open settlements. A budget that got something back is asked again sooner."""
 
     def __init__(self, limits: Limits | None, spent: SpentBudgets) -> None:
         self._limits = limits
@@ -34,7 +34,7 @@ class Settlements:
 
     def add(self, settlement: Settlement) -> None:
         if len(self._open) >= SETTLEMENTS_MAX:
-            # What is never settled stays reserved until it leaves its window: that errs on the side of the limit.
+            # Without a settlement, a reservation stays until it leaves its window, so the limit still holds.
             return
         key = (settlement.grant_id, settlement.budgets)
         other = self._open.get(key)
@@ -59,7 +59,7 @@ class Settlements:
                     is_away = True
                     continue
                 except Exception as error:
-                    # What is not settled stays reserved, so the limit holds, and later settlements still count.
+                    # Without a settlement a reservation stays, so the limit holds; later settlements still count.
                     log.warning("settlement_failed", kind=type(error).__name__, why=str(error))
                 else:
                     for budgets in unfreed:
@@ -69,7 +69,7 @@ class Settlements:
             self._settling = None
 
     async def close(self, timeout_s: float) -> None:
-        """Settle what is known, without waiting any longer than this."""
+        """Hand over what is open, and wait at most `timeout_s` for it."""
         self._closed = True
         if self._settling is not None:
             await asyncio.wait({self._settling}, timeout=timeout_s)

@@ -1,6 +1,6 @@
-"""Which budgets are spent, and until when: what this process learned from the answers of the Limits port.
+"""The budgets that are spent, and until when, as this process learned it from the answers of the Limits port.
 
-It is knowledge of one process and may be too cautious; it asks nothing and grants nothing.
+Each process has its own knowledge, which may be too cautious. This module asks nothing and grants nothing.
 """
 
 import math
@@ -10,11 +10,12 @@ from tidegate.core.ports import Clock
 
 Budgets = tuple[Budget, ...]
 
-# How soon a spent budget is asked again that was given something back.
+# How soon a spent budget is asked again after something was given back to it.
 FREED_MS = 250
-# How soon a spent budget of tokens is asked again although nothing was given back here: other processes do not say what they give back.
+# How soon a spent budget of tokens is asked again although this process gave nothing back: other processes do not report what they give
+# back.
 ASK_AGAIN_MS = 10_000
-# Processes that wait for the same moment take turns by asking for little at a time, for as long as the budget was spent of late.
+# How long after a budget was spent processes still ask for little at a time: they waited for the same moment and must take turns.
 CONTENDED_MS = 60_000
 
 
@@ -22,7 +23,7 @@ class SpentBudgets:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until_ms: dict[Budget, float] = {}
-        # Only of those that are asked again before they free by themselves.
+        # When to ask again; only for budgets that are asked before the moment that they named.
         self._ask_ms: dict[Budget, float] = {}
         self._contended_until_ms: dict[Budget, float] = {}
 
@@ -37,14 +38,14 @@ class SpentBudgets:
         return max((self._bound_until_ms(budget, now_ms) for budget in budgets), default=0.0)
 
     def opens_at_ms(self, budgets: Budgets, patience_ms: float) -> float:
-        """The moment from which a call that waits so long may be sent under these budgets, or may ask whether it can."""
+        """The moment from which a call that can wait for `patience_ms` may be sent under these budgets, or may ask whether it can."""
         return max((self._opens_at_ms(budget, patience_ms) for budget in budgets), default=0.0)
 
     def _opens_at_ms(self, budget: Budget, patience_ms: float) -> float:
         return min(self._until_ms.get(budget, 0.0) - patience_ms, self._ask_ms.get(budget, math.inf))
 
     def first(self, budgets: Budgets, now_ms: float) -> tuple[Budget, float] | None:
-        """The first of these budgets that is spent now, and until when."""
+        """Return the first of these budgets that is spent now, and until when."""
         for budget in budgets:
             until_ms = self._bound_until_ms(budget, now_ms)
             if until_ms > now_ms:
@@ -52,20 +53,20 @@ class SpentBudgets:
         return None
 
     def _bound_until_ms(self, budget: Budget, now_ms: float) -> float:
-        """The moment at which this budget frees by itself; 0 when it is worth asking before."""
+        """The moment at which this budget frees by itself; 0 when it is worth asking earlier."""
         return 0.0 if self._ask_ms.get(budget, math.inf) <= now_ms else self._until_ms.get(budget, 0.0)
 
     def are_contended(self, budgets: Budgets, now_ms: float) -> bool:
-        """Whether one of them is or was spent lately, so that other processes wait for it too."""
+        """Return whether one of these budgets is or was spent lately, so that other processes wait for it too."""
         return any(self._contended_until_ms.get(budget, 0.0) > now_ms for budget in budgets)
 
     def by_id(self) -> dict[str, float]:
-        """Until when which budgets are spent."""
+        """Return the ids of spent budgets, and until when each is spent."""
         self._forget_what_passed(self._clock.monotonic_ms())
         return {budget.id: until_ms for budget, until_ms in self._until_ms.items()}
 
     def note(self, budget: Budget, until_ms: float) -> None:
-        """This budget is spent until then; a later moment that is known already stays."""
+        """Note that this budget is spent until then; a later moment that is known already stays."""
         now_ms = self._clock.monotonic_ms()
         self._until_ms[budget] = max(until_ms, self._bound_until_ms(budget, now_ms))
         if any(limit.tokens is not None for limit in budget.limits):
@@ -74,13 +75,13 @@ class SpentBudgets:
         self._forget_what_passed(now_ms)
 
     def renew(self, budget: Budget) -> None:
-        """Its window began again."""
+        """Forget that this budget is spent, because its window began again."""
         self._until_ms.pop(budget, None)
         self._ask_ms.pop(budget, None)
 
     def free(self, budgets: Budgets) -> None:
-        """Something was given back, so the moment that a spent budget named is too late: it is asked again soon, and not at once, since
-        each of many calls gives back a little."""
+        """Note that something was given back to these budgets, so that they are asked again soon, before the moment that they named.
+        They are not asked at once, because each of many calls gives back a little."""
         soon_ms = self._clock.monotonic_ms() + FREED_MS
         for budget in budgets:
             if self._until_ms.get(budget, 0.0) > soon_ms:

@@ -1,16 +1,17 @@
-"""How many tokens a call is charged before it is sent, by what the deployment's operator asked for.
+"""The estimate of how many tokens a call takes, which is charged before it is sent. The operator chooses the kind for each deployment:
 
     likely    prompt bytes over four, and what this model's answers used to take, at most what the caller allows
     bound     prompt bytes but those of images, the most that images and files may have, and all that the caller allows: real tokens
               cannot be more
 
-A caller who allows any number of tokens has no bound: such a call takes all that its smallest limit has, and so runs alone in it. This
-module looks into a body only for what bounds the answer and the prompt.
+A call whose caller allows any number of tokens has no bound: it takes all that its smallest limit has, and so runs alone under that
+limit. This module looks into a body only for what bounds the answer and the prompt.
 
-What a call may cost at most is its bound at the deployment's prices. Nothing is sent under a budget in money that has no bound: the caller
-says how long an answer may be, or the operator says it of the deployment. Nor is anything that costs more than its tokens, unless the price
-covers that. What a call will likely cost differs in the prompt alone: a plain letter counts as half a token, another byte nearly as a whole
-one, until the deployment has counted some; then a quarter more than it ever did.
+The most that a call may cost is its bound at the deployment's prices. Under a budget in money a call without a bound is not sent: the
+caller limits the length of the answer, or the operator does so for the deployment. A call that costs more than its tokens is not sent
+either, unless the price covers that. The likely cost differs from the most in the prompt alone: a plain letter counts as half a token,
+another byte nearly as a whole one. Once the deployment has counted tokens of prompts, the estimate is a quarter above its highest
+count.
 """
 
 import math
@@ -40,18 +41,19 @@ NEWEST_WEIGHT = 0.02
 WHOLE_BUDGET = sys.maxsize
 
 
-# How many tokens a byte of a prompt likely is before a deployment has counted any: a plain letter or a space, and any other.
+# Tokens for each byte of a prompt, before a deployment has counted any: for a plain letter or a space, and for any other byte.
 _LETTERS = string.ascii_letters.encode() + b" "
 LETTER_TOKENS = 0.5
 OTHER_TOKENS = 0.8
-# What a deployment counted is believed with a margin, and only of prompts that are more than the frame of a request.
+# A deployment's count is used with a margin, and only of prompts that are longer than the frame of a request.
 COUNTED_MARGIN = 1.25
 COUNTED_MIN = 0.25
 COUNTED_BYTES_MIN = 256
 
 
 class TokenEstimator:
-    """Knows, per model, what an answer took on average so far, and how many tokens a deployment counts in prompts at most."""
+    """Estimates of tokens. They learn, for each model, how many tokens an answer takes on average, and how many tokens a deployment
+    counts in prompts at most."""
 
     def __init__(self) -> None:
         self._output_tokens: dict[str, float] = {}
@@ -64,14 +66,14 @@ class TokenEstimator:
         known = self._output_tokens.get(model)
         if known is None:
             if len(self._output_tokens) >= LEARNED_MAX:
-                # Callers choose the names of models: what is not needed must not pile up.
+                # Callers choose the names of models, so the table must not grow without a limit.
                 self._output_tokens.clear()
             self._output_tokens[model] = output_tokens
         else:
             self._output_tokens[model] = known + NEWEST_WEIGHT * (output_tokens - known)
 
     def tokens(self, call: Call, estimate: Estimate) -> int:
-        """What this call is charged before it is sent. WHOLE_BUDGET: nothing bounds it."""
+        """Return how many tokens this call is charged before it is sent; WHOLE_BUDGET when nothing bounds it."""
         if estimate is Estimate.BOUND:
             if call.endpoint in SILENT:
                 return _size_bytes(call)
@@ -87,7 +89,7 @@ class TokenEstimator:
         return prompt + (likely if allowed is None else min(likely, allowed))
 
     def nano(self, call: Call, deployment: Deployment, *, batch: bool) -> CostRange:
-        """What this call will likely cost there, and the most that it can."""
+        """Return what this call will likely cost at a deployment, and the most that it can cost."""
         price = deployment.price
         if price is None:
             return CostRange()
@@ -100,7 +102,7 @@ class TokenEstimator:
         )
 
     def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
-        """Learn how many tokens a deployment counted in a prompt. The most that it ever counted, beside the estimate, is remembered."""
+        """Learn how many tokens a deployment counted in a prompt. Only the highest ratio of its count to the estimate is kept."""
         size = compared_bytes(call.endpoint, call.body)
         if (
             size < COUNTED_BYTES_MIN
@@ -108,7 +110,7 @@ class TokenEstimator:
             or call.audio is not None
             or hidden_tokens(call.body).most
         ):
-            # More tokens than bytes are no text: something was fetched.
+            # The count says nothing of text: more tokens than bytes mean that the deployment fetched something.
             return
         likely, is_wordy = _likely_tokens(call)
         key = (deployment.name, call.model, is_wordy)
@@ -117,7 +119,7 @@ class TokenEstimator:
         self._counted[key] = max(usage.input_tokens / likely, COUNTED_MIN, self._counted.get(key, 0.0))
 
     def likely(self, call: Call, deployment: Deployment, most: Usage) -> Usage:
-        """What this call will likely use there: as much as it can, but for the tokens of its prompt."""
+        """Return what this call will likely use at a deployment: the most that it can use, but with the likely tokens of its prompt."""
         likely, is_wordy = _likely_tokens(call)
         counted = self._counted.get((deployment.name, call.model, is_wordy))
         if counted is not None:
@@ -128,7 +130,7 @@ class TokenEstimator:
         return Usage(min(tokens, most.input_tokens), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
-        """The most that this call can use there, of what has a price; Unbounded when nothing bounds it."""
+        """Return the most that this call can use at a deployment of what has a price; raise Unbounded when nothing bounds it."""
         output: int | None = 0
         if deployment.price is not None and deployment.price.output_nano and call.endpoint not in SILENT:
             output = _allowed(call, deployment.output_tokens_max)
@@ -141,12 +143,12 @@ class TokenEstimator:
         return Usage(_size_bytes(call), 0, output)
 
     def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
-        """The most that a batch call cost which was taken back before its first token."""
+        """Return the most that a background call can have cost when it was taken back before its first token."""
         return 0 if deployment.price is None else bound(_size_bytes(call), 0, deployment.price, batch=True)
 
 
 def _check_surcharge(call: Call, price: Price) -> None:
-    """Refuse what a provider charges more for than the price says."""
+    """Refuse a call for which a provider charges more than the price covers."""
     found = surcharge(call.body, price.covers)
     if found is not None:
         raise SurchargeUnpriced(
@@ -157,7 +159,7 @@ def _check_surcharge(call: Call, price: Price) -> None:
 
 
 def _size_bytes(call: Call) -> int:
-    """How much there is to read for the model: its tokens cannot be more."""
+    """Return how much the model has to read, in bytes: the prompt cannot have more tokens."""
     audio_bytes = 0 if call.audio is None else len(call.audio.data)
     hidden = hidden_tokens(call.body)
     shown = 0 if call.endpoint in COMPARED else hidden.shown_bytes
@@ -165,7 +167,7 @@ def _size_bytes(call: Call) -> int:
 
 
 def _likely_tokens(call: Call) -> tuple[float, bool]:
-    """How many tokens a prompt likely has, and whether it is mostly plain words: of the two kinds, counts differ."""
+    """Return how many tokens a prompt likely has, and whether it is mostly plain words: counts of the two kinds differ."""
     body = without_files(call.body)
     others = len(body.translate(None, _LETTERS))
     letters = len(body) - others
@@ -174,5 +176,5 @@ def _likely_tokens(call: Call) -> tuple[float, bool]:
 
 
 def _allowed(call: Call, otherwise: int = 0) -> int | None:
-    """The most tokens that all choices of its answers may have; None when neither the caller nor `otherwise` says."""
+    """The most tokens that all choices of a call's answers may have; None when neither the caller nor `otherwise` limits them."""
     return output_tokens_max(call.endpoint, call.body, otherwise, call.items)

@@ -1,13 +1,15 @@
-"""Which deployment takes a call, what the call takes of it while it is under way, and what its end teaches.
+"""The choice of a deployment for a call, what the call takes of it while it is under way, and what is learned from its end.
 
-`View` is what is known at one moment: which deployments have a slot, whose budgets are spent, and from when on they take calls. It reads
-deployments, budgets and slots, and changes none of them. `choose` is a pure function of it, for batch work and interactive calls alike.
+`View` answers what is known at one moment: which deployments have a slot, which budgets are spent, and from when on they take calls. It
+reads deployments, budgets and slots, and changes none of them. `choose` is a pure function of it, for batch work and interactive calls
+alike.
 
-What was chosen is taken in the same moment (`Admissions`): a slot, a place in the tide, an attempt. Calls of batch work and flex calls
-count among batch's, interactive ones by themselves, and all of them against the deployment's slots. An admission ends exactly once.
+`Admissions` takes what was chosen in the same moment: a slot, a place in the tide, an attempt. Items and flex calls count as background
+calls, interactive calls are counted apart, and all of them count against the deployment's slots. An admission ends exactly once.
 
-From how a call ended its deployment, the other processes and its sender learn (`Feedback`): from an answer, what it used and what limits
-it reports; from a failure, whether the deployment is healthy. Our own ceiling, deadline and budgets say nothing about that.
+`Feedback` passes on how a call ended, to its deployment, the other processes and its sender. An answer shows what the call used and
+which limits the deployment reports; a failure shows whether the deployment is healthy. A failure of our own ceiling, deadline or
+budgets says nothing about its health.
 
 Nothing waits or is sent here.
 """
@@ -54,10 +56,10 @@ from tidegate.upstream.tide.tides import BackgroundFlight
 
 log = structlog.get_logger(__name__)
 
-# The first token of an answer that is not streamed cannot be seen; it is taken to have come by then.
+# The first token of an answer that is not streamed cannot be seen; it is assumed to have come after this time.
 UNSEEN_FIRST_TOKEN_S = 1.0
 
-# A server that answers so has too much to do.
+# A server that answers with one of these has too much to do.
 BUSY = (429, 503, 529)
 
 
@@ -81,7 +83,7 @@ class View:
     # Slots.
 
     def has_model_slots(self, route: NameRoute, call: Call, now_ms: float) -> bool:
-        """Whether the call's model has a slot for batch work, and the slots at hand are this process's."""
+        """Return whether the call's model has a slot for background work, and this process still owns its share of slots."""
         slots = self._model_slots
         return (self._demand.is_alone or self._demand.own_until_ms() > now_ms) and (
             not slots.has_caps or slots.room(route.model_of(call.model)) >= 1
@@ -91,7 +93,7 @@ class View:
         return state.takes_interactive(owner) and (not state.counts_interactive or self._demand.own_until_ms() > now_ms)
 
     def takes_item(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
-        """Whether a deployment has a slot for this call of batch work, and nothing of its own against it."""
+        """Return whether a deployment has a slot for this background call, and nothing else keeps it from taking the call."""
         if state.free_slots(now_ms) < 1:
             return False
         if state.refusals.waiting and state.refusals.waits_until_ms(call.idempotency_key) > now_ms:
@@ -103,7 +105,7 @@ class View:
         return not state.tokens_max or state.can_take(self._estimator.tokens(call, state.deployment.estimate))
 
     def can_take(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
-        """Whether a deployment that takes an item also takes this call, which the item shares with others."""
+        """Return whether a deployment that takes an item also takes this call, which the item shares with others."""
         if state.tide is not None and not state.tide.can_take(call.idempotency_key, call.body):
             return False
         terms = self._budgets.terms(route.budgets(state) + call.budgets)
@@ -126,7 +128,7 @@ class View:
         return self._budgets.spent_until_ms(route.budgets(state))
 
     def is_budget_of(self, route: NameRoute, state: DeploymentState, budget_id: str) -> bool:
-        """Whether this is one of the budgets of a name on a deployment, and not one of its caller."""
+        """Return whether this is one of the budgets of a name on a deployment, and not one of the caller's."""
         return any(budget.id == budget_id for budget in route.budgets(state))
 
     def worth_sending_at_ms(self, budgets: tuple[Budget, ...]) -> float:
@@ -134,7 +136,7 @@ class View:
         return self._budgets.spent_until_ms(budgets) - self._patience_ms
 
     def opens_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
-        """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait a moment for it."""
+        """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait briefly for them."""
         budgets = route.budgets(state)
         if not budgets:
             return 0.0
@@ -144,11 +146,11 @@ class View:
         return max(state.ready_at_ms(), state.background_rests_until_ms, self.opens_at_ms(route, state))
 
     def waits_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
-        """Until when calls for a name are better off elsewhere than on this deployment."""
+        """The moment until which calls for a name had better go to another deployment than this one."""
         return max(state.rest_ends_ms(now_ms), state.background_rests_until_ms, self.opens_at_ms(route, state))
 
     def wait_ms(self, route: NameRoute, now_ms: float, call: Call) -> int | None:
-        """How long until the first deployment takes this call; None when one does now, or none is left."""
+        """Return how long it is until the first deployment takes this call; None when one does now, or none is left."""
         states = list(chain(route, call.models)) or [(route, state) for state in route.interactive_states]
         moments = (max(self.waits_ms(one, state, now_ms), state.waits_until_ms(call)) for one, state in states)
         wait_ms = math.ceil(min(moments, default=now_ms) - now_ms)
@@ -156,7 +158,7 @@ class View:
 
 
 def chain(route: NameRoute, models: frozenset[str] = frozenset()) -> Iterable[tuple[NameRoute, DeploymentState]]:
-    """Every deployment that batch calls for this name may go to, under which of its names."""
+    """Return every deployment that background calls for this name may go to, each with the route by which it is reached."""
     return ((one, state) for one in route.ways(models) for state in one.states)
 
 
@@ -175,12 +177,12 @@ def choose(
     tried: Collection[DeploymentState],
     now_ms: float,
 ) -> DeploymentState | None:
-    """The least loaded fit deployment, or the one that the call's prefix sticks to; None when none is fit.
+    """Return the least loaded fit deployment, or the one that the call's prefix sticks to; None when none is fit.
 
-    A deployment whose budget is spent for a moment is the last resort but one: the last is where this call was tried before, or all its
-    tries could go to the one deployment that is unhealthy. Of batch work, a probe that is due goes first, or the circuit of a
-    deployment beside a healthy one stays open; a user's call goes to one with an open circuit only if that has answered a probe
-    meanwhile, or no other is there.
+    Next best is a deployment whose budget is spent for a moment, then one where this call has failed before: otherwise all its tries
+    could go to the one unhealthy deployment. A background call takes a deployment whose probe is due first; otherwise the circuit of a
+    deployment beside a healthy one would stay open. A user's call goes to a deployment with an open circuit only if that deployment has
+    answered a probe since, or no other is there.
     """
     is_user = traffic is not None and not traffic.flex_wait_s
     if not is_user and not view.has_model_slots(route, call, now_ms):
@@ -233,7 +235,7 @@ def shut_beside(route: NameRoute, chosen: DeploymentState, now_ms: float) -> Dep
 def _is_full_elsewhere(
     view: View, route: NameRoute, call: Call, tried: Collection[DeploymentState], now_ms: float
 ) -> bool:
-    """Whether a deployment that has not failed this call is healthy and lacks only room for now: that is worth a wait."""
+    """Return whether a healthy deployment that has not failed this call lacks only a slot for now, so that it is worth a wait."""
     return any(
         state.slots.share > 0
         and state not in tried
@@ -263,7 +265,7 @@ class Feedback:
         self._notes = notes
 
     def read_reply(self, admission: "Admission", endpoint: str, reply: HttpReply) -> Answer:
-        """Return the answer, and note the limits that it reports; raise an UpstreamError of one class when it is none."""
+        """Return the answer, and note the limits that it reports; raise an UpstreamError of one class when it is no answer."""
         status, headers, body = reply
         self.note_limits(admission, headers)
         line, usage = accept(endpoint, status, headers, body, self._clock.now_ms)
@@ -282,14 +284,14 @@ class Feedback:
             self._backpressure.answered(state)
 
     def failed(self, state: DeploymentState, call: Call, error: UpstreamError, attempt: Attempt) -> UpstreamError:
-        """Let the deployment learn from a failure; gives the error that the engine sees."""
+        """Let the deployment learn from a failure, and return the error that the engine sees."""
         now_ms = self._clock.monotonic_ms()
         was_withheld = (
             isinstance(error, Withheld | Overspent | Unbounded | Untranslatable | RecordedElsewhere)
             or error.code == EXCEEDS_LIMIT
         )
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
-            # The upstream did not take it, so it was no attempt, neither a first nor another.
+            # The upstream did not take the call, so it counts neither as a first attempt nor as a retry.
             state.budget.undo(attempt)
         if was_withheld:
             return error
@@ -297,13 +299,13 @@ class Feedback:
             state.failures[Refused.reason] += 1
             return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
         if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
-            # Our own ceiling or deadline says nothing about health. A deployment that asks for a rest gets it, however late.
+            # Our own ceiling or deadline says nothing about health. But a deployment that asks for a rest gets it, even after the deadline.
             state.failures[error.reason] += 1
         else:
             self._learn(state, call, error, now_ms)
         key = state.deployment.api_key
         if key is not None:
-            # Of an error also a key so short that an answer may well say it.
+            # In an error even a short key is redacted, though an answer could hold its letters by chance.
             error.redact(key.reveal())
         if not isinstance(error, PoolExhausted):
             error.put_off(self._view.wait_ms(self._routes.of(call.model), now_ms, call))
@@ -331,7 +333,8 @@ def _say_shut(state: DeploymentState, error: UpstreamError) -> None:
 def accept(
     endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
 ) -> tuple[bytes, Usage]:
-    """The answer as one line and its usage, or one UpstreamError raised. `now_ms` is wall time, for dates in headers."""
+    """Return the answer as one line, and its usage; raise one UpstreamError when it is no answer. `now_ms` is wall time, for dates in
+    headers."""
     if not 200 <= status <= 299:
         raise classify.refusal(status, headers, body, now_ms())
     try:
@@ -342,8 +345,9 @@ def accept(
 
 
 class Admission(msgspec.Struct, eq=False):
-    """One call at one deployment. `number` is which of its deployment's calls it is, once it goes out. It may begin until `begin_by_ms`:
-    then its slot may be another process's. An interactive call `is_awaiting` until it has its first token."""
+    """The part of one deployment that one call takes. `number` is the call's number among the deployment's calls, set when it goes out.
+    The call may begin until `begin_by_ms`: after that, its slot may belong to another process. `is_awaiting` is true while an
+    interactive call waits for its first token."""
 
     state: DeploymentState
     call: Call
@@ -358,16 +362,16 @@ class Admission(msgspec.Struct, eq=False):
     timer: asyncio.TimerHandle | None = None
 
     def begin_by(self, moment_ms: float) -> None:
-        """Begin by this moment, or earlier."""
+        """Lower the moment by which the call must begin to this one, if it is earlier."""
         self.begin_by_ms = min(self.begin_by_ms, moment_ms)
 
     def go_out(self, tokens: int) -> None:
-        """The call is sent now, and takes so many tokens by our estimate."""
+        """Count the call as sent, with the tokens that it takes by our estimate."""
         self.number = self.state.count_sent(tokens)
 
 
 class Admissions:
-    """`tides` tell other processes at once of interactive calls; None where no process listens."""
+    """The admissions of calls. `tides` notifies other processes of interactive calls; None where no process listens."""
 
     def __init__(
         self,
@@ -388,7 +392,7 @@ class Admissions:
     def begin_call(
         self, route: NameRoute, state: DeploymentState, call: Call, traffic: Traffic | None, now_ms: float
     ) -> Admission:
-        """Take what the call needs; nothing may have happened since its deployment was chosen."""
+        """Take what the call needs. No other call may have been admitted since its deployment was chosen."""
         is_probe = state.breaker.is_open
         if is_probe:
             state.breaker.begin_probe(now_ms)
@@ -402,7 +406,7 @@ class Admissions:
             admission.begin_by(self._demand.own_until_ms())
         if traffic is not None and not traffic.flex_wait_s:
             if not self._demand.is_alone:
-                # Before its slot is taken. A worker notes what its items need when it asks what is free.
+                # Noted before its slot is taken. For items, a worker notes the demand when it asks for free slots.
                 self._demand.note_interactive(route.interactive_states, traffic.owner)
             state.begin_interactive(traffic.owner, now_ms)
             admission.is_awaiting = True
@@ -419,18 +423,18 @@ class Admissions:
                     call.idempotency_key, call.body, now_ms, call.hand_backs, kind
                 )
             else:
-                # The tide never takes a flex call back, for someone waits for it.
+                # The tide never takes a flex call back, because a user waits for it.
                 admission.flight = state.tide.begin_flight(call.idempotency_key, call.body, now_ms)
         return admission
 
     def expect_first_token(self, admission: Admission) -> None:
-        """The answer's first byte is its last, so its first token is not seen."""
+        """Assume the first token after a while, because an answer that is not streamed does not show it."""
         if admission.is_awaiting and admission.timer is None:
             loop = asyncio.get_running_loop()
             admission.timer = loop.call_later(UNSEEN_FIRST_TOKEN_S, self.first_token, admission)
 
     def first_token(self, admission: Admission) -> None:
-        """The prompt is done with."""
+        """Note that the first token came."""
         state = admission.state
         if admission.is_awaiting:
             admission.is_awaiting = False
@@ -442,12 +446,12 @@ class Admissions:
     def end_call(
         self, admission: Admission, error: UpstreamError | None = None, answer_tokens: int | None = None
     ) -> UpstreamError | None:
-        """Give back what the call took, and let its deployment learn. With `answer_tokens` it was answered; with neither it was ended from
-        here. Gives the error that the caller sees."""
+        """Give back what the call took, and let its deployment learn. `answer_tokens` is given when the call was answered; without it
+        and without an error, the call was ended from here. Return the error that the caller sees."""
         state, traffic = admission.state, admission.traffic
         learned = None
         if error is not None:
-            # It still counts as in flight.
+            # Reported while the call still counts as in flight.
             learned = self._feedback.failed(state, admission.call, error, admission.attempt)
         elif answer_tokens is not None:
             self._feedback.answered(state)
@@ -464,7 +468,7 @@ class Admissions:
             self._model_slots.release_model_slot(admission.model)
             if admission.flight is not None and state.tide is not None:
                 is_busy = error is not None and error.status in BUSY
-                # How long a streamed answer took is also its reader's doing.
+                # The time of a streamed answer also depends on its reader, so its tokens are not measured.
                 tokens = answer_tokens if traffic is None else None
                 state.tide.end_flight(admission.flight, tokens, refused=is_busy)
         if admission.is_probe:
@@ -499,7 +503,8 @@ class Admissions:
         traffic: Traffic | None,
         chosen: DeploymentState | None = None,
     ) -> None:
-        """The call waits there no longer; at the chosen one it begins in this same moment, so its tide has nothing to hear."""
+        """Note that the call waits at these deployments no longer. At the chosen one it begins in the same moment, so that tide is not
+        notified."""
         for state in states:
             if traffic is not None and not traffic.flex_wait_s:
                 state.end_wait(traffic.owner)

@@ -1,4 +1,5 @@
-"""What the engine asks before it sends: whether the deployments of a name take batch work now, how much, and from when on if not.
+"""The answers to what the engine asks before it sends: whether the deployments of a name take background work now, how much, and if
+not, from when on.
 
 A name's fallbacks count while its own deployments rest, have an open circuit or have spent their budgets, and not while they are merely
 full: waiting for a slot is no failure. Nothing here takes a slot, waits or sends.
@@ -20,7 +21,7 @@ PROBE_ANSWER_MS = 1_000
 
 
 class Availability:
-    """`in_flight_max` is how many calls this process may have out where items share calls."""
+    """The room that names have for background work. `in_flight_max` is how many calls this process may have out where items share calls."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Availability:
         self._in_flight_max = in_flight_max
 
     def free(self, route: NameRoute, model: str) -> int:
-        """How many more items may go out for this name: as many as calls, or more where several share one."""
+        """Return how many more items may go out for this name: one for each call, or more where several share one."""
         free = self._free_of_one(route, model)
         if not free and route.fallbacks and self.is_away(route):
             free = next(filter(None, (self._free_of_one(one, model) for one in route.fallbacks)), 0)
@@ -55,7 +56,7 @@ class Availability:
                 continue
             slots = state.free_slots(now_ms)
             if state.waiting > READY_MAX:
-                # Where calls are let in one by one, a few stand ready: not all that there are.
+                # Where the tide admits fewer calls than there are slots, only a few calls wait ready.
                 slots = max(0, slots - state.waiting + READY_MAX)
             free += slots
         if free and self._model_slots.has_caps:
@@ -69,13 +70,13 @@ class Availability:
         if free:
             spare = self._states.spare_calls()
             if self._states.is_grouping and self._in_flight_max:
-                # Where items share calls, only grouping can count them.
+                # Where items share calls, items are not calls: the calls in flight are counted here.
                 spare = min(spare, self._in_flight_max - self._states.calls_in_flight())
             free = max(0, min(free, spare))
         return free if route.items_per_call == 1 else self._waiting_groups.room(route, free)
 
     def is_away(self, route: NameRoute) -> bool:
-        """Whether none of its own deployments would take a call now even with a slot free."""
+        """Return whether none of the name's own deployments would take a call now, even with a slot free."""
         now_ms = self._clock.monotonic_ms()
         return all(self._view.ready_at_ms(route, state) > now_ms for state in route.states)
 
@@ -106,7 +107,7 @@ class Availability:
         return Reason.NO_AVAILABLE_SLOTS
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
-        """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when it may be sent now."""
+        """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when a call may be sent now."""
         at_ms = self._view.worth_sending_at_ms(budgets)
         return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
 
@@ -114,7 +115,8 @@ class Availability:
         return [one.budgets(state) for one, state in chain(route)]
 
     def _rest_ends_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
-        """A probe that is out may bring its deployment back at any moment: the next one's time would be too long a rest."""
+        """The moment at which a deployment's rest ends. A probe that is out may end it at any time, so the time of the next probe would
+        be too late."""
         at_ms = self._view.waits_ms(route, state, now_ms)
         is_probing = state.breaker.is_open and state.breaker.state is BreakerState.PROBING
         return min(at_ms, now_ms + PROBE_ANSWER_MS) if is_probing else at_ms

@@ -1,7 +1,7 @@
-"""A call that its budgets put off: where it goes instead, or for how long it waits here.
+"""The next step of a call that its budgets put off: another deployment, or a short wait here.
 
-Only a budget that frees within a moment is waited for, and of batch work only by a few calls per budget. It sends nothing and spends
-nothing.
+A call waits here only for a budget that frees within a moment, and only a few background calls wait for each budget. Nothing is sent or
+spent here.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 
-# Calls of one tenant that wait for its budget must not take the place of everyone else's.
+# Calls of one tenant that wait for its budget must not take the places of all others.
 BUDGET_WAITERS_MAX = 16
 
 
@@ -39,12 +39,12 @@ class BudgetWait:
         error: Withheld,
         give_up_ms: float,
     ) -> DeploymentState:
-        """Where this call goes instead of where it was put off, or goes again when its budget frees in a moment; raises the error when
-        neither."""
+        """Return the deployment for a call that was put off: another one, or the same once its budget has freed. Raise the error when
+        neither is possible soon."""
         now_ms = self._clock.monotonic_ms()
         is_wanted = call.may_begin is None or call.may_begin()
         if traffic is not None and error.code == "lease_over" and is_wanted:
-            # This process may have been taken for dead before the call was sent, and its slot is another's: it asks for one again.
+            # Another process may have taken this one for dead and given its slot away, so the call asks for a slot again.
             return choose(self._view, route, call, traffic, (), now_ms) or await self._slot_queue.wait(
                 route, call, traffic
             )
@@ -60,7 +60,7 @@ class BudgetWait:
         too_many = traffic is None and not is_own_budget and self._waiting[error.spent] >= BUDGET_WAITERS_MAX
         wait_ms = max(error.until_ms - now_ms, 1.0)
         if error.until_ms > give_up_ms or not is_spent or too_many:
-            # From so long before the moment on, an item would be let in to wait here; a user comes when it may be sent.
+            # An item may come back `patience_ms` early and wait here for the rest; a user is asked to come when the call may be sent.
             early_ms = self._patience_ms if traffic is None and wait_ms > self._patience_ms else 0
             error.put_off(math.ceil(wait_ms - early_ms))
             raise error

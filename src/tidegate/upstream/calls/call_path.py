@@ -1,14 +1,14 @@
 """The one road of a call to a model server, for batch work and interactive calls alike.
 
-`NamedCalls` takes a call for a name: within what its key may have at once, along the name's own deployments and then its fallbacks. A call
-goes on to the next only if those before can neither have done nor billed it, or, where a user waits for it, were too busy. An item goes
-alone or in a group, by its route. A call that a worker which is gone left in a queue is waited for there, and sent to no other.
+`NamedCalls` takes a call for a name: within what its key may have at once, along the name's own deployments and then its fallbacks. A
+call goes on to the next only if those before can neither have done nor billed it, or were too busy while a user waits. An item goes
+alone or in a group, by its route. A call that a lost worker left in a queue is waited for there, and sent to no other deployment.
 
-`CallPath` takes it along one route: a deployment is chosen, its slot is taken in the same moment, the call is sent there, and its end is
-learned from. It goes on to another deployment only when the first can neither have done nor billed it, and then under the other's budgets;
-never after its first byte came. An interactive call goes on from a server that is too busy (503, 529), too. A stream is read from its
-first byte on, every other answer whole. What no budget binds and no engine takes otherwise is sent here, an item's call and a user's alike;
-`Exchange` sends the rest.
+`CallPath` takes a call along one route: it chooses a deployment, takes its slot in the same moment, sends the call there, and learns
+from its end. It goes on to another deployment only when the first can neither have done nor billed it, and then under the other's
+budgets; never after its first byte came. An interactive call goes on from a server that is too busy (503, 529), too. A stream is read
+from its first byte on, every other answer whole. A plain call, bound by no budget and in its engine's own shape, is sent here, for
+items and users alike; `Exchange` sends the rest.
 """
 
 import asyncio
@@ -52,7 +52,8 @@ from tidegate.upstream.routing.routes import NameRoute
 
 log = structlog.get_logger(__name__)
 
-# After these a call may pass at another deployment: what is too expensive at one, or cannot be bounded or translated for it, too.
+# After these errors a call may succeed at another deployment, also when it is too expensive for the first, or cannot be bounded or
+# translated for it.
 _ELSEWHERE = (Throttled, Unavailable, KeyRejected, Overspent, Unbounded, Untranslatable, ApiProblem)
 
 
@@ -89,7 +90,7 @@ class CallPath:
         return self._view.can_take(route, state, call)
 
     async def send(self, route: NameRoute, call: Call, state: DeploymentState) -> Answer:
-        """Send an item's call there, or where else the route leads."""
+        """Send an item's call to this deployment, or to another one of the route."""
         return await self.open(route, call, None, state)
 
     @overload
@@ -125,7 +126,7 @@ class CallPath:
             try:
                 return await self._open_at(route, state, call, traffic, now_ms)
             except Withheld as error:
-                # Each deployment at most once without a wait: what is wrong with the call itself is wrong with it everywhere.
+                # Each deployment puts a call off at most once without a wait: what is wrong with the call itself is wrong everywhere.
                 put_off.append(state)
                 state = await self._budget_wait.next_state(route, put_off, call, traffic, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
@@ -205,10 +206,10 @@ class CallPath:
         raise failed
 
     async def _send_plain(self, admission: Admission, total_s: float) -> Answer:
-        """Send a call as it stands, an item's or a user's: no budget binds it, and its engine takes it as it is."""
+        """Send the unchanged call of an item or a user, where no budget binds it and its engine takes its shape."""
         state, call, traffic = admission.state, admission.call, admission.traffic
-        # A probe or a connection may take a while: nothing begins when the lease or the job's window may be over by then, when its slot may
-        # be another process's, or when the job was paused or closes.
+        # A probe or a connection may take a while. By then the lease or the job's window may be over, the slot may belong to another
+        # process, or the job may be paused or closing: the permit expires in each of these cases.
         dies_ms = min(call.deadline_ms, admission.begin_by_ms)
         permit = SendPermit(self._clock, (), "", 0, dies_ms, 0, call.may_begin)
         admission.go_out(0)
@@ -238,7 +239,7 @@ class CallPath:
 
 
 def _is_cancelled_twice() -> bool:
-    """Whether someone else wants this task to end too: then it is not ours to go on with."""
+    """Return whether another part of the program wants this task to end too, so that it must not go on."""
     task = asyncio.current_task()
     return task is None or task.uncancel() > 0
 
@@ -260,7 +261,7 @@ class NamedCalls:
         return self._path.open(route, call, None) if route.items_per_call == 1 else self._groups.send(route, call)
 
     def open(self, route: NameRoute, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
-        """Begin an interactive call: its answer, or a stream from its first byte on."""
+        """Begin an interactive call; return its answer, or a stream from its first byte on."""
         if call.parallel:
             return self._open_within(route, call, traffic)
         return self._along(route, call, traffic) if route.fallbacks else self._path.open(route, call, traffic)
@@ -292,7 +293,7 @@ class NamedCalls:
         while True:
             place = await self._key_slots.take_slots(call.parallel)
             try:
-                # An item's own moment is that of its lease, which ends no later.
+                # The call's own moment (for an item that of its lease) still binds.
                 bound = msgspec.structs.replace(call, begin_by_ms=min(call.begin_by_ms, place.until_ms))
                 response = await self._along(route, bound, traffic)
             except BaseException as error:
@@ -333,9 +334,9 @@ class NamedCalls:
     async def _along(self, route: NameRoute, call: Call, traffic: Traffic) -> Answer | UpstreamResponse: ...
 
     async def _along(self, route: NameRoute, call: Call, traffic: Traffic | None) -> Answer | UpstreamResponse:
-        """The name's own deployments, then the fallbacks that its key allows.
+        """Send along the name's own deployments, then along the fallbacks that its key allows.
 
-        A retry goes first to those that did not fail this call, or all its tries could go to the one deployment that is ill.
+        A retry goes first to routes that did not fail this call, or all its tries could go to the one unhealthy deployment.
         """
         failed: UpstreamError | None = None
         ways = route.ways(call.models)
@@ -362,7 +363,7 @@ class NamedCalls:
                 failed = failed or error
         assert failed is not None
         if failed.retry_after_ms is None:
-            # When it failed, those after it still took calls.
+            # When it failed, the routes after it still took calls, so no wait was set.
             failed.put_off(self._view.wait_ms(route, self._clock.monotonic_ms(), call))
         raise failed
 
@@ -372,7 +373,7 @@ def _names(route: NameRoute) -> str:
 
 
 async def _out_at(route: NameRoute, call: Call) -> DeploymentState | None:
-    """Where a worker that is gone left this very call."""
+    """Return the deployment in whose queue a lost worker left this very call."""
     for state in route.queued_states:
         line = state.queued_line
         if line is not None and await line.is_out(call.idempotency_key, call.attempt_count):

@@ -1,6 +1,6 @@
-"""Why a route takes no call at all: its deployments are drained, rest, reject our key, answer with errors or are away.
+"""The error of a route that takes no call at all: its deployments are drained, rest, reject our key, answer with errors or are away.
 
-It reads what the deployments remember of their last failures. It waits for nothing and sends nothing.
+It is chosen by what the deployments remember of their last failures. Nothing here waits or sends.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""One call under way at one deployment that needs more than to be sent: a permit, another shape, or a stream.
+"""One call at one deployment that is more than a plain call: it needs a permit, another shape, or a stream.
 
-A permit is taken, the call is sent under it, and what it took is settled: by one table for all traffic, however the call ends. It neither
-chooses a deployment nor judges one.
+A permit is taken, the call is sent under it, and what it took is settled by one table for all traffic, however the call ends. This
+module neither chooses a deployment nor judges one.
 
 An answer that is streamed is an `UpstreamResponse`. It is closed once, whatever happens: by its end, by its reader, or because it broke.
 Only then are its slots and its permit given back and its usage settled.
@@ -44,11 +44,12 @@ EVENT_STREAM = "text/event-stream"
 
 
 class ReaderLeft(Exception):
-    """The rest of an answer was not wanted."""
+    """The reader wanted no more of an answer."""
 
 
 class UpstreamResponse:
-    """The answer to a stream's request, while it comes: read and closed by the task that opened it. `first` is what came already."""
+    """The answer to a streamed request while it comes, read and closed by the task that opened it. `first` is the part that has come
+    already."""
 
     __slots__ = (
         "_admission",
@@ -86,27 +87,27 @@ class UpstreamResponse:
         self._filter = UsageChunkFilter() if hides_usage else None
         self._redactor = EventRedactor(admission.state.key_redactor)
         self._admissions = admissions
-        # None when nothing of the call is under way any more.
+        # None once the call has ended.
         self._admission: Admission | None = admission
         self._key_slots: TakenKeySlots | None = None
         self._ended: Callable[[BaseException | None], None] | None = None
 
     def keep(self, slots: TakenKeySlots) -> None:
-        """Give these slots back when nothing of the call is under way any more."""
+        """Hold these slots until the call has ended."""
         self._key_slots = slots
 
     def when_ended(self, report: Callable[[BaseException | None], None]) -> None:
-        """Report once how a stream ended: with None when it came whole, with ReaderLeft when its reader wanted no more of it."""
+        """Call `report` once when the stream ends: with None when it came whole, with ReaderLeft when its reader wanted no more of it."""
         self._ended = report
 
     @property
     def bytes_max(self) -> int:
-        """How much of an answer may be kept here at once."""
+        """The most bytes of an answer that may be kept in memory at once."""
         return self._stream.bytes_max
 
     async def read(self) -> bytes:
-        """Return the next lines, as the upstream sent them but for our key and account; none at the end. Raise one UpstreamError when it
-        breaks off."""
+        """Return the next lines as the upstream sent them, without our key and account; empty at the end. Raise one UpstreamError when
+        the stream breaks off."""
         while chunk := await self._read():
             if self._filter is not None:
                 chunk = self._filter.feed(chunk)
@@ -135,14 +136,14 @@ class UpstreamResponse:
         return chunk
 
     def pause_timeout(self) -> None:
-        """From here on the client is waited for."""
+        """Stop the read time-out while the client is waited for."""
         self._stream.pause_timeout()
 
     def resume_timeout(self) -> None:
         self._stream.resume_timeout()
 
     def was_cut(self) -> bool:
-        """Return whether this call was given up because the client took nothing for too long; asked once, after a cancellation."""
+        """Return whether this call was given up because the client read nothing for too long. To be asked once, after a cancellation."""
         return self._stream.was_cut()
 
     def close(self) -> None:
@@ -155,7 +156,7 @@ class UpstreamResponse:
             return None
         self._stream.close()
         if self._first:
-            # It arrived, though the reader did not take it.
+            # The first part arrived, though the reader did not take it.
             self._usage.feed(self._first)
         self._usage.end_stream()
         self._receipt.settle_answer(self._usage.usage, self._usage.uncounted_bytes)
@@ -167,7 +168,7 @@ class UpstreamResponse:
 
 
 T = TypeVar("T")
-# How a call is sent once, under a permit.
+# Sends a call once, under a permit.
 Go = Callable[[Admission, Shaped, float, SendPermit, CallReceipt], Awaitable[T]]
 
 
@@ -190,7 +191,7 @@ class Exchange:
         self._usage = UsageAsking()
 
     async def send_item(self, route: NameRoute, admission: Admission, total_s: float) -> Answer:
-        """Send any other call of an item, and read its whole answer."""
+        """Send an item's call that is not plain, and read its whole answer."""
         call, state = admission.call, admission.state
         engine = state.deployment.engine
         if not is_translated(call.endpoint, engine):
@@ -212,7 +213,7 @@ class Exchange:
     async def open(
         self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float
     ) -> Answer | UpstreamResponse:
-        """Send an interactive call, and ask a stream for its usage; without asking where the server refuses that."""
+        """Send an interactive call, and ask for a stream's usage unless the server refuses that."""
         state, traffic = admission.state, admission.traffic
         assert traffic is not None
         body = route.body(state, shaped.body)
@@ -249,7 +250,7 @@ class Exchange:
     async def _under_permit(
         self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float, go: Go[T]
     ) -> T:
-        """Take a permit, send the call under it and settle it; with the next one when a permit ran out before anything was written."""
+        """Take a permit, send the call under it and settle it. When a permit expires before anything was written, take the next one."""
         call, state, traffic = admission.call, admission.state, admission.traffic
         deployment, is_item = state.deployment, traffic is None
         budgets = route.budgets(state) + call.budgets
@@ -258,7 +259,7 @@ class Exchange:
         tokens = self._estimator.tokens(call, deployment.estimate) if terms.counts_tokens or is_weighed else 0
         is_bound = deployment.estimate is Estimate.BOUND and tokens != WHOLE_BUDGET
         nano = self._estimator.nano(call, deployment, batch=is_item) if terms.counts_money else FREE
-        # A user does not wait for an answer until a budget renews.
+        # A user does not wait until a budget renews.
         give_up_ms = call.deadline_ms if is_item else self._clock.monotonic_ms() + self._patience_ms
         weighed = tokens if is_item else 0
         if weighed:
@@ -294,10 +295,11 @@ class Exchange:
         )
 
     def _look_again(self, admission: Admission, permit: SendPermit, tokens: int) -> None:
-        """Refuse to begin what may not begin any more: a permit may have been waited for.
+        """Refuse to begin a call that may no longer begin, because time may have passed while it waited for its permit.
 
-        Nothing begins when the lease that covers the call may be over or its slot another's, when its job is paused or closes, after its
-        job's window, or at a deployment that asked for a rest meanwhile or reported that less is left."""
+        The lease or the job's window may be over, the slot may belong to another process, the job may be paused or closing, and the
+        deployment may have asked for a rest or reported that too little is left.
+        """
         call, state = admission.call, admission.state
         now_ms = self._clock.monotonic_ms()
         if state.quota is not None and (opens_at_ms := state.quota.opens_at_ms(tokens)) > now_ms:
@@ -345,7 +347,7 @@ class Exchange:
     async def _read_answer(
         self, admission: Admission, traffic: Traffic, shaped: Shaped, stream: Stream, receipt: CallReceipt
     ) -> Answer | UpstreamResponse:
-        """The answer up to its first byte, or whole where it is not streamed."""
+        """Return a stream from its first byte on, or a whole answer where it is not streamed."""
         headers = stream.headers
         self._feedback.note_limits(admission, headers)
         is_good = 200 <= stream.status <= 299

@@ -33,7 +33,7 @@ class LimitNotes:
         self._rests = rests
 
     def note(self, state: DeploymentState, headers: Mapping[str, str], call: Call, number: int) -> None:
-        """Learn from the answer to the deployment's call with this number, which says something of limits."""
+        """Learn from the headers of an answer that report limits; `number` is the call's number at its deployment."""
         now_ms = self._clock.monotonic_ms()
         wall_ms = self._clock.now_ms()
         reported = rate_limit_headers.read_rate_limits(headers, wall_ms)
@@ -50,7 +50,7 @@ class LimitNotes:
                 "upstream_limits", deployment=state.deployment.name, requests=reported.requests, tokens=reported.tokens
             )
             if state.discovered is not None and not left.is_nothing:
-                # Calls sent before are inside the window too, and all processes must know it. Rests are published separately.
+                # Calls sent earlier count in the window too, and all processes must know it. Rests are published separately.
                 quota = state.quota or Quota()
                 spent = quota.spent_of(state.discovered, state.budget.attempts(now_ms), tokens)
                 renew_ms = max(left.requests_renew_ms, left.tokens_renew_ms if left.tokens is not None else 0)

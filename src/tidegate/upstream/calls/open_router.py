@@ -1,4 +1,4 @@
-"""Open a router with its ways to model servers: connections of this process, and queues where deployments have one."""
+"""Open a router with its transports: connections of this process, and queues where deployments have one."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def open_router(
 ) -> Router:
     """Return a router over aiohttp, and over queues where deployments have one; it serves nothing yet.
 
-    To be called inside the running loop, and closed with it.
+    Call this inside the running loop, and close the router with it.
     """
     direct = AiohttpTransport(limits)
     metrics.upstream_connections.set_function(direct.connections_in_use)

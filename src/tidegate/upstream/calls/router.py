@@ -1,7 +1,7 @@
-"""The Upstream port, and the way of interactive calls: each call goes to a deployment of its model that is fit for it, within its limits.
+"""The Upstream port, and the entry of interactive calls: each call goes to a fit deployment of its model, within its limits.
 
-This is the surface: it knows where names lead and puts the parts together. It does not wait out a rest or a retry: it says until when, and
-the engine decides what to do meanwhile; only a budget that frees within a moment is waited for.
+The router knows which deployments a name leads to, and puts the parts together. It does not wait out a rest or a retry: it returns the
+moment, and the engine decides what to do until then. It waits only for a budget that frees within a moment.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Router:
         self._transport, self._control, self._clock = transport, control, clock
         capacity, policy = capacity or Capacity(), policy or DeploymentPolicy()
         limits, rests, patience_ms = capacity.limits, capacity.rests, policy.patience_ms
-        # What is known: routes, deployments, slots and budgets.
+        # The state: routes, deployments, slots and budgets.
         worker_id = capacity.worker_id if limits is not None else None
         line = WaitLine()
         self._room = RoomSignal(line)
@@ -77,7 +77,7 @@ class Router:
         )
         self._backpressure = Backpressure(rests, clock, policy, self._states.values())
         self._discovered = None if capacity.discovered is None else DiscoveredLimits(capacity.discovered, self._states)
-        # The road of a call.
+        # The parts that a call passes.
         notes = LimitNotes(self._budgets, estimator, clock, self._discovered, rests)
         feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure, notes)
         tide_notices = self._tides if capacity.notices is not None else None
@@ -95,7 +95,7 @@ class Router:
     # Where calls may go.
 
     def serve(self, deployments: Iterable[Deployment], resources: Iterable[Resource] = ()) -> None:
-        """Serve these from now on; raise SettingsError when one of them cannot be used."""
+        """Serve these deployments from now on; raise SettingsError when one of them cannot be used."""
         for why in self.replace(deployments, resources).values():
             raise SettingsError(why)
 
@@ -105,10 +105,11 @@ class Router:
         resources: Iterable[Resource],
         model_in_flight_max: Mapping[str, int] | None = None,
     ) -> dict[str, str]:
-        """Serve these from now on, and say which of them cannot be used and why: those are left out. Without caps of models these stay.
+        """Serve these deployments from now on. Those that cannot be used are left out and returned, each with the reason. Without
+        `model_in_flight_max` the caps of models stay.
 
-        What is in flight at a deployment that is gone, or now is another server, ends there; who waits looks again. A deployment that only
-        has other terms keeps its calls, its health and what was learned of it.
+        Calls in flight at a deployment that is gone, or is another server now, end there, and calls that wait look again. A deployment
+        of which only other terms changed keeps its calls, its health and what was learned of it.
         """
         self._model_slots.allow(model_in_flight_max)
         refused = self._states.serve(deployments)
@@ -120,7 +121,7 @@ class Router:
         return refused
 
     def names(self) -> list[str]:
-        """Every model and resource that leads to a deployment; one that serves any model adds none."""
+        """Return every model and resource that leads to a deployment; a deployment that serves any model adds no name."""
         return self._routes.names()
 
     def model_of(self, name: str) -> str:
@@ -134,11 +135,11 @@ class Router:
         return self._calls.send(self._routes.of(call.model), call)
 
     def send_interactive(self, call: Call, owner: str) -> Coroutine[Any, Any, Answer]:
-        """Send an item's request as a call that a user waits for; `owner` is whose slots it takes."""
+        """Send an item's request as a call that a user waits for; `owner` is the share owner of its slots."""
         return self._calls.send_interactive(self._routes.of(call.model), call, owner)
 
     def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
-        """Begin an interactive call: its answer, or a stream from its first byte on."""
+        """Begin an interactive call; return its answer, or a stream from its first byte on."""
         route, traces = self._routes.of(call.model), tracing.ACTIVE
         if traces is None:
             return self._calls.open(route, call, traffic)
@@ -151,7 +152,7 @@ class Router:
         return self._routes.of(model).takes_flex
 
     def interactive(self, deployment: str) -> tuple[int, int]:
-        """How many interactive calls this process has at a deployment, and how many of them wait for their first token."""
+        """Return how many interactive calls this process has at a deployment, and how many of them wait for their first token."""
         state = self._states[deployment]
         return state.interactive_in_flight, state.interactive_awaiting
 
@@ -171,11 +172,11 @@ class Router:
         return self._available.rests_until_ms(self._routes.of(model))
 
     def closed(self, model: str) -> str:
-        """Why nothing may be sent to this model now; empty while something may."""
+        """Return why nothing may be sent to this model now; empty while something may."""
         return self._available.closed(self._routes.of(model), model)
 
     def budgets(self, model: str) -> list[tuple[Budget, ...]]:
-        """What binds calls for this name, for each deployment that could take them."""
+        """Return the budgets that bind calls for this name, for each deployment that could take them."""
         return self._available.budgets(self._routes.of(model))
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
@@ -187,7 +188,7 @@ class Router:
     def on_room(self, tell: Callable[[], None]) -> None:
         self._room.listen(tell)
 
-    # What people ask.
+    # What operators and callers ask.
 
     def status(self) -> list[DeploymentStatus]:
         now_ms = self._clock.monotonic_ms()
@@ -195,7 +196,7 @@ class Router:
         return [state.status(now_ms, self._budgets.spent_until_ms(state.budgets)) for state in states]
 
     def tide_limits(self) -> dict[str, TideLimit]:
-        """Return what the tide lets this process send of batch work, by deployment; nothing where it runs no items."""
+        """Return how many background calls the tide lets this process send, by deployment; empty where it runs no items."""
         return {tide.deployment.name: tide.limit for tide in self._states.tides() if tide.runs_items}
 
     def rooms(self, budgets: tuple[Budget, ...]) -> list[LimitRoom]:
@@ -203,15 +204,15 @@ class Router:
         return self._budgets.rooms(budgets)
 
     def spent(self) -> dict[str, float]:
-        """Until which monotonic moment which budgets are spent, as far as is known here."""
+        """Return the ids of spent budgets, and until which monotonic moment each is spent, as far as is known here."""
         return self._budgets.spent()
 
     def price_of(self, name: str) -> Price | None:
-        """What tokens cost at a deployment; None where they cost nothing."""
+        """Return the price of tokens at a deployment; None where they cost nothing."""
         return self._states.prices.get(name)
 
     def prices(self, model: str) -> list[Price | None]:
-        """What tokens cost at each deployment that serves this name; None where they cost nothing."""
+        """Return the price of tokens at each deployment that serves this name; None where they cost nothing."""
         return [state.deployment.price for state in self._routes.of(model).states]
 
     async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:

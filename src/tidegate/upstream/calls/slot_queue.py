@@ -1,7 +1,8 @@
-"""Calls for which no deployment is fit: they stand in line while the only thing missing is a slot, and learn what is missing otherwise.
+"""The queue of calls for which no deployment is fit. A call waits while only a slot is missing; otherwise it gets an error that names
+what is missing.
 
-None waits here for long, nor for a rest, a probe or a budget: that is the engine's part, or the caller's. All stand in one line, and
-interactive calls go before batch work because a deployment keeps the slots that they wait for. It sends nothing.
+No call waits here for long, and none for a rest, a probe or a budget: the engine or the caller waits for those. All calls wait in one
+line; interactive ones go first because a deployment keeps the slots that they wait for. Nothing is sent here.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ class SlotQueue:
         self._pool_timeout_s = pool_timeout_s
 
     async def wait(self, route: NameRoute, call: Call, traffic: Traffic | None) -> DeploymentState:
-        """Wait, in line and not for long, while the only thing missing is a slot; otherwise raise what is missing."""
+        """Wait briefly in line while only a slot is missing; otherwise raise the error that names what is missing."""
         is_user = is_users(traffic)
         timeout_s = (traffic.flex_wait_s if traffic is not None else 0.0) or self._pool_timeout_s
         standing: Sequence[DeploymentState] = ()
@@ -82,7 +83,8 @@ class SlotQueue:
     def _stand(
         self, route: NameRoute, call: Call, traffic: Traffic | None, before: Sequence[DeploymentState]
     ) -> Sequence[DeploymentState]:
-        """Be known to wait at the deployments of this moment: a route may lead elsewhere before the turn comes."""
+        """Register the call as waiting at the deployments of its route, which may change before its turn comes. Return those
+        deployments."""
         states = states_for(route, traffic)
         if states is not before:
             self._admissions.end_wait(before, call, traffic)
@@ -94,11 +96,11 @@ class SlotQueue:
         try:
             await turn
         finally:
-            # All have their turns together, so none has to be passed on.
+            # All calls get their turns together, so no turn has to be passed on.
             self._line.give_up(turn)
 
     def _refuse(self, route: NameRoute, call: Call, traffic: Traffic | None) -> None:
-        """Raise what is missing, when it is not a slot."""
+        """Raise the error that names what is missing, unless it is only a slot."""
         now_ms = self._clock.monotonic_ms()
         if is_users(traffic):
             _refuse_user(route, call, now_ms)

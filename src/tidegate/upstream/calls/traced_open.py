@@ -1,7 +1,6 @@
 """Open an interactive call within its span, which ends with the last byte of the answer.
 
-It covers what the call took of a model server: the wait for a slot and a permit, and the answer up to its end. What the client does with
-it is not seen here.
+The span covers the wait for a slot and a permit, and the answer up to its end, but not what the client does with the answer.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,7 +21,7 @@ async def open_traced(
     call: Call,
     traffic: Traffic,
 ) -> Answer | UpstreamResponse:
-    """Open a call; where it is sampled, its trace goes on in the model server."""
+    """Open a call; where its trace is sampled, the trace goes on in the model server."""
     span = spans.begin_interactive(call, is_stream=traffic.is_stream)
     if span is None:
         return await open_call(call, traffic)

@@ -1,6 +1,6 @@
-"""What an interactive call brings beside its request: how an engine must be asked, whether it is streamed, and who hears what it used.
+"""What an interactive call brings beside its request: the shape for an engine, whether it is streamed, and where its usage is reported.
 
-Batch work brings nothing: where a call may be either, None means that it is an item's.
+An item's call brings none: where a call may be either, None stands for an item.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,10 @@ Shape = Callable[[EngineKind], Shaped]
 
 
 class Traffic(NamedTuple):
-    """`shape` says how an engine must hear the call; `flex_wait_s` above 0 makes it a flex call, which takes batch's slots and waits so
-    long for one. `owner` is whose slots it takes, where there are others: one owner's calls leave some to the others'. `is_item`: it is
-    the item of a job that has waited until it goes like an interactive call."""
+    """The terms of an interactive call. `shape` gives the request in an engine's shape. `flex_wait_s` above 0 makes it a flex call,
+    which takes slots of background work and waits at most so long for one. `owner` is the share owner of its slots, where there are
+    several: the calls of one leave some to the others. `is_item` marks an item of a job that has waited so long that it goes like an
+    interactive call."""
 
     shape: Shape
     is_stream: bool
@@ -30,10 +31,11 @@ class Traffic(NamedTuple):
 def goes_on(error: Ambiguous, traffic: Traffic | None) -> bool:
     """Return whether a call goes on to another deployment though this one may have done it: when the server was too busy and a user waits.
 
-    An item does not: its retries are counted, and its next one goes to another deployment."""
+    An item does not go on at once: its retries are counted, and the next one goes to another deployment.
+    """
     return traffic is not None and not traffic.is_item and error.code == "upstream_overloaded"
 
 
 def is_users(traffic: Traffic | None) -> bool:
-    """Whether someone waits for the answer, so that the call goes before batch work."""
+    """Return whether a user waits for the answer, so that the call goes before background work."""
     return traffic is not None and not traffic.flex_wait_s

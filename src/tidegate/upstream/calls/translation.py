@@ -1,4 +1,4 @@
-"""One call as an engine takes it, and its answer as the caller takes it: as they are, or translated.
+"""One call in the shape of an engine, and its answer in the shape of the caller: unchanged or translated.
 
 An endpoint speaks OpenAI's shapes or Anthropic's, and so does an engine. Where the two agree, bytes pass through untouched. What cannot be
 translated for an engine is refused with a 400 that names the field. Nothing here sends anything.
@@ -24,7 +24,7 @@ _VLLM_LIKE = (EngineKind.VLLM, EngineKind.SGLANG)
 class Shaped(NamedTuple):
     """A request as one kind of engine takes it: where to, the body, and more header lines, each with its line end.
 
-    `hides_usage`: the stream's usage was asked for by us, and the caller must not see the chunk that says it.
+    `hides_usage`: we asked for the stream's usage, and the caller must not see the chunk that reports it.
     """
 
     endpoint: str
@@ -54,13 +54,12 @@ def beta_header(betas: str, engine: EngineKind) -> bytes:
 
 
 def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str]:
-    """Those of these endpoints that an engine neither has nor can be asked for in its own shape, as far as is known."""
+    """Return those of these endpoints that an engine does not have and for which calls cannot be translated, as far as is known."""
     return [one for one in endpoints if is_translated(one, engine) and one not in (CHAT, MESSAGES)]
 
 
 class Translation(msgspec.Struct, eq=False):
-    """One call of one endpoint. `left_out` are the hints that its engine does not get, known once it was shaped; `is_translated` is whether
-    it was translated then."""
+    """One call of one endpoint. `shape` sets `is_translated`, and `left_out`: the hints that the engine does not get."""
 
     endpoint: str
     body: bytes
@@ -97,7 +96,7 @@ class Translation(msgspec.Struct, eq=False):
         return Shaped(CHAT if self.is_anthropic else MESSAGES, translated.body)
 
     def answer(self, body: bytes) -> bytes:
-        """A whole answer as the caller takes it."""
+        """Return a whole answer in the caller's shape."""
         if not self.is_translated:
             return body
         if self.is_anthropic:
@@ -105,7 +104,7 @@ class Translation(msgspec.Struct, eq=False):
         return translate.answer_to_openai(body, self.now_s).body
 
     def refusal(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
-        """An engine's refusal in the caller's shape: its own bytes where they have that shape already."""
+        """Return an engine's refusal in the caller's shape: its own bytes where they have that shape already."""
         is_ours = not self.is_translated and translate.is_error_of(body, anthropic=self.is_anthropic)
         if is_ours:
             return body
@@ -115,7 +114,7 @@ class Translation(msgspec.Struct, eq=False):
 
 
 class ItemTranslation:
-    """A batch item on its way to an engine of the other shape. What cannot be translated is an UpstreamError of the item's own."""
+    """An item on its way to an engine of the other shape. If it cannot be translated, an UpstreamError of this item is raised."""
 
     def __init__(self, endpoint: str, body: bytes, engine: EngineKind, now_s: int) -> None:
         self._translation = Translation(endpoint, body, now_s)
@@ -138,7 +137,7 @@ class ItemTranslation:
         raise BrokenAnswer(f"the answer cannot be translated: {why}", status=200, body=line)
 
     def failed(self, error: UpstreamError) -> None:
-        """Put the engine's words into the shape of the item's endpoint."""
+        """Put the text of the engine's error into the shape of the item's endpoint."""
         if error.status >= 400 and error.body:
             error.body = self._refusal(error.status, error.body)
 

@@ -1,7 +1,7 @@
-"""Which items of an endpoint may share a call, and how such a call is put together and taken apart: embeddings, and chat.
+"""The kinds of groups, embeddings and chat: which items may share a call, and how that call is built and its answer split.
 
-What is grouped and why not stands in `core/grouping/embeddings.py` and `core/grouping/chat.py`; here it meets a route
-and a deployment's settings. Nothing here waits, sends or counts.
+The rules of what is grouped are in `core/grouping/embeddings.py` and `core/grouping/chat.py`; this module applies them to a route and a
+deployment's settings. Nothing here waits, sends or counts.
 """
 
 from collections.abc import Sequence
@@ -17,33 +17,33 @@ from tidegate.core.retry import GiveUp
 from tidegate.core.wording import in_words
 from tidegate.upstream.routing.routes import NameRoute
 
-# One item's answer as a call of its own would have got it, or why it has none.
+# One item's answer, as a call of its own would have got it, or the error in its place.
 Share = tuple[bytes, Usage] | UpstreamError
 
 
 class GroupKind(Protocol):
-    """Items of one endpoint. `endpoint` is theirs, `path` where a call for several of them goes."""
+    """Groups of items of one endpoint. `endpoint` is that of the items, `path` that of a call for several of them."""
 
     endpoint: str
     path: str
 
     def read(self, route: NameRoute, call: Call) -> Part | ChatPart | str:
-        """What an item brings into a group, or in a word why it goes alone."""
+        """Return what an item brings into a group, or in a word why it goes alone."""
 
     def items_max(self, deployment: Deployment) -> int:
-        """How many items a deployment takes in one call; 1 where none share one."""
+        """Return how many items a deployment takes in one call; 1 where items never share one."""
 
     def items_min(self, deployment: Deployment) -> int:
-        """How many are worth a call together."""
+        """Return how many items are enough to share a call."""
 
     def tokens_max(self, deployment: Deployment) -> int:
-        """How many prompt tokens a deployment takes in one call for several; 0 for any number."""
+        """Return how many prompt tokens a deployment takes in one call for several; 0 for any number."""
 
     def build(self, parts: Sequence[Part | ChatPart]) -> bytes:
-        """The body of one call for all of these, in order."""
+        """Return the body of one call for all of these, in order."""
 
     def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
-        """Return each item's part of the answer, in order; raises BrokenAnswer when it cannot be split."""
+        """Return each item's part of the answer, in order; raise BrokenAnswer when it cannot be split."""
 
 
 class EmbeddingGroups:
@@ -80,7 +80,7 @@ class ChatGroups:
         batching = _widest(route)
         if batching is None:
             return Singly.MODE
-        # All that share a call go to one deployment under one name: who may take it over is the same for each of them.
+        # All items of a call go to one deployment under one name, so the same deployments must be able to take each of them over.
         failover = tuple(state.deployment.name for state in route.states)
         model = route.model_of(call.model)
         way = chat.ChatRoute("", "", "", call.model, model, failover)
@@ -104,7 +104,7 @@ class ChatGroups:
 
 
 def _widest(route: NameRoute) -> ChatBatching | None:
-    """The settings of the deployment of a route that takes most in one call, with an adapter if any has one."""
+    """Return the settings of the deployment of a route that takes most items in one call, one with an adapter if any has one."""
     asking = [state.deployment.chat_batching for state in route.states]
     asking = [one for one in asking if one.mode is chat.ChatMode.SYNC_MICROBATCH]
     return max(asking, key=lambda one: (one.has_executor, one.upstream_max_batch_size), default=None)

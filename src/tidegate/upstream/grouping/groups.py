@@ -1,9 +1,10 @@
-"""Several items of one job as one call, where their deployment takes that.
+"""Groups: several items of one job sent as one call, where their deployment takes that.
 
-Items come one by one, and each has a caller that waits for it. Items that fit together form a waiting group. One of them leads: it waits
-for a slot like any call, and then takes along the items that have joined by then, as many as the deployment allows. No item waits for
-company: while slots are free every item goes at once, and while none is, a group forms by itself. The answer is split, and each item gets
-its own part. Items whose call failed because they were grouped are tried alone. This module chooses no deployment and knows no HTTP.
+Items come one by one, and each has a caller that waits for it. Items that fit together form a waiting group. One of them leads: it
+waits for a slot like any call, and then takes along the items that have joined by then, as many as the deployment allows. No item waits
+for others: while slots are free every item goes at once, and while none is free a group forms by itself. The answer is split, and each
+item gets its own part. Items whose call failed because they were grouped are tried alone. This module chooses no deployment and knows
+no HTTP.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ log = structlog.get_logger(__name__)
 # Gateways refuse longer keys: items with numbers too far apart to be named within it do not share a call.
 KEY_LENGTH_MAX = 255
 
-# What must be the same of two calls before their items share one: everything but what makes an item itself.
+# The fields that belong to one item. All others must be equal before two items share a call.
 _OWN = (
     "number",
     "body",
@@ -66,10 +67,10 @@ class Sender(Protocol):
         """Wait for a deployment that takes this call."""
 
     def can_take(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
-        """Whether a deployment that takes an item also takes this call, which the item shares with others."""
+        """Return whether a deployment that takes an item also takes this call, which the item shares with others."""
 
     async def send(self, route: NameRoute, call: Call, state: DeploymentState) -> Answer:
-        """Send the call there, or where else the route leads."""
+        """Send the call to this deployment, or to another one of the route."""
 
 
 class Groups:
@@ -113,7 +114,7 @@ class Groups:
         if self._waiting.is_single(route, kind):
             return None
         if call.attempt_count >= self._attempts_grouped:
-            # The last try of an item is its own, so that no item fails for what is wrong with another.
+            # The last attempt of an item is made alone, so that no item fails because of another.
             why = "last_attempt"
         else:
             part = kind.read(route, call)
@@ -138,7 +139,7 @@ class Groups:
         try:
             state = await self._sender.find(route, item.call)
         except UpstreamError as error:
-            # The others lack the same thing: they are of one job, under the same budgets.
+            # The other items lack the same: they belong to one job and have the same budgets.
             for other in [one for one in group.waiting if one not in group.leaders]:
                 other.set_outcome(_again(error))
                 group.waiting.pop(other)
@@ -168,7 +169,7 @@ class Groups:
             shares = self._after_failure(kind, state, members, error, size.epoch)
         except BaseException:
             for member in members[1:]:
-                # It was cut here, so it says nothing about the other items: no attempt of theirs is used up.
+                # The call was ended from here, which says nothing about the other items: none of their attempts is used up.
                 member.set_outcome(HandedBack("the call that this request shared with others was ended"))
             raise
         found = [
@@ -193,7 +194,7 @@ class Groups:
     def _members(
         self, route: NameRoute, kind: GroupKind, state: DeploymentState, companions: list[WaitingItem]
     ) -> tuple[list[WaitingItem], Call | None]:
-        """Who of the company goes together with the leader, and their call; None when the leader goes alone."""
+        """Return the items that go together with the leader, and their call; None instead of a call when the leader goes alone."""
         members, tokens, cap = companions[:1], companions[0].part.tokens, kind.tokens_max(state.deployment)
         now_ms = self._clock.monotonic_ms()
         for item in companions[1:]:
@@ -211,7 +212,7 @@ class Groups:
         return members[:1], None
 
     def _takes(self, kind: GroupKind, state: DeploymentState, members: Sequence[WaitingItem]) -> bool:
-        """Whether another deployment could take this group over, by its own settings."""
+        """Return whether another deployment could take this group over, by its own settings."""
         cap = kind.tokens_max(state.deployment)
         return kind.items_max(state.deployment) >= len(members) and not (
             0 < cap < sum(member.part.tokens for member in members)
@@ -240,7 +241,7 @@ class Groups:
 
 
 def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
-    """Return one call for all of these. It may begin as long as each of them may; its key names them all."""
+    """Return one call for all of these items. It may begin as long as each of them may, and its key names them all."""
     calls = [member.call for member in members]
     first = calls[0]
     digest = blake2b(" ".join(call.idempotency_key for call in calls).encode(), digest_size=8).hexdigest()
@@ -260,8 +261,8 @@ def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
 
 
 def _priced(whole: Usage, shares: Sequence[Share], members: Sequence[WaitingItem]) -> Sequence[Usage]:
-    """Return what each share is priced by. Budgets count the shared call as one: where it reported no prompt, each pays its part of the
-    estimate, and not one of its own."""
+    """Return the usage by which each share is priced. Budgets count the shared call as one: where the server reported no prompt tokens,
+    each item pays its part of the call's estimate instead of an estimate of its own."""
     own = [share[1] if isinstance(share, tuple) else Usage() for share in shares]
     if any(used.input_tokens for used in own):
         return own
@@ -279,7 +280,7 @@ def _may_all_begin(calls: Sequence[Call]) -> bool:
 
 
 def _again(error: UpstreamError) -> UpstreamError:
-    """Copy an error for another item, since its receiver may write on it."""
+    """Copy an error for another item, because its receiver may change it."""
     same = type(error).__new__(type(error))
     same.args = error.args
     same.__dict__.update(error.__dict__)

@@ -1,6 +1,6 @@
-"""Items that wait to share a call, and how many items a deployment's calls hold: what is known of groups between two calls.
+"""Items that wait to share a call, and the number of items that a deployment's calls hold.
 
-It forms no call and sends nothing.
+Nothing here builds or sends a call.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ GroupKey = tuple[object, bytes]
 
 
 class GroupTrial:
-    """A group whose call failed: when each of its items passes alone, the grouping was at fault."""
+    """A group whose call failed. When each of its items passes alone, the grouping was at fault."""
 
     __slots__ = ("epoch", "kind", "left", "state")
 
@@ -35,7 +35,7 @@ class GroupTrial:
         return not self.left
 
 
-# What comes of waiting: lead a group, go alone and report how that went, or an answer.
+# The outcome of waiting: lead a group, go alone and report how that went, or an answer.
 LEAD = "lead"
 TurnOutcome = str | GroupTrial | Answer
 
@@ -60,7 +60,7 @@ class WaitingItem:
 
 
 class WaitingGroup:
-    """Items that may share a call, in the order in which they came; leaders among them look for a slot."""
+    """Items that may share a call, in the order in which they came. The leaders among them look for a slot."""
 
     __slots__ = ("leaders", "waiting")
 
@@ -69,12 +69,12 @@ class WaitingGroup:
         self.leaders: set[WaitingItem] = set()
 
     def companions(self, leader: WaitingItem, count: int) -> list[WaitingItem]:
-        """Return a leader and the items that go with it: the first that came and lead no group."""
+        """Return a leader and the items that go with it: the first in the group that are not leaders."""
         others = (item for item in self.waiting if item not in self.leaders)
         return [leader, *islice(others, count - 1)]
 
     def remove(self, items: Iterable[WaitingItem], leaders: int = 1, items_each: int = 1) -> None:
-        """Remove these items. Of the others make as many lead as are needed with so many items each, and at most `leaders`."""
+        """Remove these items. Of the others, make as many lead as are needed with `items_each` items a call, and at most `leaders`."""
         for item in items:
             self.waiting.pop(item, None)
             self.leaders.discard(item)
@@ -96,9 +96,10 @@ class WaitingGroups:
         self._singly: dict[tuple[NameRoute, str], bool] = {}
 
     def room(self, route: NameRoute, slots: int) -> int:
-        """Return how many more items so many free slots can take, beside those that wait for one.
+        """Return how many more items so many free slots can take, beside the items that wait already.
 
-        Items that fit together share a slot; others take one each."""
+        Items that fit together share a slot; others take one each.
+        """
         width = self._widths.get(route) or self._width(route)
         groups = self._by_route.get(route)
         slack = 0
@@ -114,7 +115,7 @@ class WaitingGroups:
         return width
 
     def refresh(self) -> None:
-        """Forget what depends on the deployments: some came, changed or went."""
+        """Forget what depends on the deployments, because some came, changed or went."""
         self._widths.clear()
         self._sizes.clear()
         self._singly.clear()

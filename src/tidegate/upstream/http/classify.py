@@ -1,4 +1,4 @@
-"""The border: a call that brought no answer, but a status or a foreign exception, becomes exactly one UpstreamError.
+"""The border: a status or a foreign exception in place of an answer becomes exactly one UpstreamError.
 
 Nothing above this module sees an aiohttp exception or reads a status. The one question that decides between the classes is
 whether the upstream may have done (and billed) the work. Messages never carry request headers, and a foreign exception is
@@ -34,7 +34,7 @@ CERTIFICATE_WORDS = (
     "the server does not accept our side of the TLS handshake: does it demand a client certificate? "
     "check the deployment's tls.cert_file and tls.key_file"
 )
-# nginx ends the handshake all the same, and refuses the request with a page of its own.
+# nginx completes the handshake without a certificate, and refuses the request with a page of its own.
 _WANTS_CERTIFICATE = re.compile(
     rb"<title>4[0-9]{2} (?:No required SSL certificate was sent|The SSL certificate error)</title>"
 )
@@ -60,12 +60,12 @@ class AnswerTooLarge(Exception):
 
 
 def no_answer(why: str, status: int, body: bytes) -> BrokenAnswer:
-    """The error of a call that succeeded by its status, and whose body is no answer."""
+    """Return the error of a call whose status says success, but whose body is no answer."""
     return BrokenAnswer(why, status=status, body=_bounded(body))
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> UpstreamError:
-    """The one class of a status that is no success. `now_ms` is wall time, for dates in headers."""
+    """Return the error of the one class that a status without success belongs to. `now_ms` is wall time, for dates in headers."""
     raw = _bounded(body)
     after_ms = retry_after_ms(headers, now_ms)
     if status == 429:
@@ -74,7 +74,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
             why = "the quota of its account is used up, check the account's plan and billing"
         return Throttled(f"the upstream answered 429: {why}", status=status, body=raw, retry_after_ms=after_ms)
     if status in (401, 403):
-        # Its body may quote our key; the operator sees the status, the caller neither.
+        # The body may quote our key, so it is not kept; the operator sees the status, the caller sees neither.
         return KeyRejected(
             f"the upstream answered {status} to our own key: check the deployment's api_key", status=status
         )
@@ -84,7 +84,7 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
             return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
         return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms)
     if 300 <= status <= 399:
-        # Where it leads, in its body too, is the operator's to know and not a caller's: the probe and `tidegate run` name it.
+        # Only the operator may see the target, which the body names too: the probe and `tidegate run` show it.
         return Refused(
             f"the upstream redirects ({status}), and redirects are not followed: set the deployment's url to the final address",
             status=status,
@@ -97,14 +97,14 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
 
 
 def redirect_target(headers: Mapping[str, str]) -> str:
-    """Return where a redirect leads, without what may be secret in it; empty when it does not say."""
+    """Return where a redirect leads, without the part that may be secret; empty when the headers do not name a target."""
     return headers.get("Location", "").split("?")[0][:200]
 
 
 def failure(wrong: BaseException, *, sent: bool) -> UpstreamError:
-    """The one class of a call that ended without a whole answer.
+    """Return the error of the one class for a call that ended without a whole answer.
 
-    `sent` says whether any byte of the request can have reached the upstream: before that, nothing can have been billed.
+    `sent` tells whether any byte of the request can have reached the upstream: before that, nothing can have been billed.
     """
     if isinstance(wrong, AnswerTooLarge):
         return AnswerTooLong(
@@ -171,7 +171,7 @@ def _in_words(wrong: BaseException) -> str:
 
 
 def _tls_reason(error: BaseException) -> str:
-    """Return what the TLS library found wrong, in brackets. It speaks of certificates and versions, never of a request."""
+    """Return what the TLS library found wrong, in brackets. Its text is about certificates and versions, never about a request."""
     reason = getattr(error, "verify_message", None) or getattr(error, "reason", None)
     return f" ({reason})" if isinstance(reason, str) else ""
 

@@ -1,24 +1,25 @@
 """The connections to model servers, how many there may be, and the calls on them that take too long.
 
-Four parts, from the wire up. `read_plain_answer` reads what most answers are: one piece with a status, headers and a body as long as they
-say. Everything else is left to aiohttp's parser, which reads the same from it: pieces, bodies of no stated length, encodings, connections
-that end, and whatever looks odd. That costs several times as much, most of it for streams that a whole answer does not need.
+Four parts, from the wire up. `read_plain_answer` reads the answers that are plain, which most are: one piece with a status, headers and
+a body of the stated length. Everything else is left to aiohttp's parser: pieces, bodies of no stated length, encodings, connections
+that end, and whatever looks odd. The parser costs several times as much, most of it for streams that a whole answer does not need.
 
 `Connections` is aiohttp's connector, held to a ceiling that counts idle connections too. aiohttp limits only the connections in use and
-keeps any number of idle ones. Here, open means open: before a new connection is made beyond the ceiling, the one that has been idle longest
-is closed, and those beyond `kept_alive_max` that stay idle too. A connection on which the server spoke out of turn is never used: its next
-words would be taken for the answer to someone else's request. It overrides methods of aiohttp's connector and protocol that aiohttp does
-not document, and takes connections from the pool without a `Connection` around each; the tests at the limits and with broken and stray
-answers are what holds them to this behaviour.
+keeps any number of idle ones. Here, open means open: before a new connection is made beyond the ceiling, the one that has been idle
+longest is closed, and those beyond `kept_alive_max` that stay idle too. A connection on which the server sent something out of turn is
+never used: what it sends next would be taken for the answer to another request. The class overrides methods of aiohttp's connector and
+protocol that aiohttp does not document, and takes connections from the pool without aiohttp's `Connection` around each. Tests at the
+limits, and with broken and stray answers, hold aiohttp to this behaviour.
 
-`ConnectionSlots` hands out the process's ceiling one by one: a part of it is kept for interactive calls, and they go first. Batch work
-never has more than the ceiling less that part; interactive calls may have all that is free.
+`ConnectionSlots` hands out the connections of the process's ceiling: a part of them is kept for interactive calls, which go first.
+Background work never has more than the ceiling less that part; interactive calls may have all that is free.
 
-`TimeoutSweep` ends calls in flight that take too long. A timer per call and per received packet would cost more than everything else this
-layer does. So a call only counts its steps (request begun, headers received, bytes received), and a sweep a few times a second notes since
-when each call has stood still, and whether its request has been taken. Time-outs are exact to one sweep; the total deadline is exact.
+`TimeoutSweep` ends calls in flight that take too long. A timer per call and per received packet would cost more than everything else
+this layer does. So a call only counts its steps (request begun, headers received, bytes received), and a sweep a few times a second
+notes since when each call has made no step, and whether its request has been written. Time-outs are exact to one sweep; the total
+deadline is exact.
 
-This module knows nothing of what is asked.
+This module knows nothing of what is sent.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ TRIM_S = 1.0
 READ_BUFFER_BYTES = 64 * 1024
 SWEEP_S = 0.25
 
-# Linux tells a peer's goodbye apart from its words; elsewhere only a full hang-up is seen.
+# Linux reports that a peer closed its side apart from what it sent; elsewhere only a full hang-up is seen.
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
 
 
@@ -94,7 +95,7 @@ class WholeBody:
 
 
 def read_plain_answer(data: bytes, limits: HttpLimits) -> tuple[WholeHead, WholeBody] | None:
-    """Return the answer that these bytes are, from the first to the last; None when the parser has to look."""
+    """Return the answer that these bytes hold, if it fills them exactly; None when the parser has to look."""
     head = _HEAD.match(data)
     if head is None:
         return None
@@ -124,21 +125,21 @@ class _PollFd(ctypes.Structure):
     _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
 
 
-# Called with the interpreter's lock held: Python's own `poll` gives it up for a look that takes a microsecond, and then waits until the
-# store's threads give it back.
+# Called with the interpreter's lock held: Python's own `poll` releases it for a look that takes a microsecond, and then has to wait
+# until the store's threads give it back.
 _poll = ctypes.PyDLL(None).poll
 _poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
 
 
 class Connection(ResponseHandler):
-    """One connection, with aiohttp's parser of answers behind it, which is made for the answers that are not plain."""
+    """One connection to a model server. aiohttp's parser is made only for answers that are not plain."""
 
-    # The limits of an answer of which nothing has come yet.
+    # The limits of the next answer, while nothing of it has come.
     _awaited: HttpLimits | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Under TLS the peer may speak for itself (session tickets), so there only its goodbye counts.
+        # Under TLS the peer may send session tickets at any time, so only its closing counts.
         words = select.POLLIN if transport.get_extra_info("sslcontext") is None else _GOODBYE
         self._look = _PollFd(transport.get_extra_info("socket").fileno(), words)
         self._look_at = ctypes.addressof(self._look)
@@ -146,7 +147,7 @@ class Connection(ResponseHandler):
         self._tls_1_3 = tls if tls is not None and tls.version() == "TLSv1.3" else None
 
     def is_unconfirmed(self) -> bool:
-        """Whether the server may still reject our side of the TLS handshake.
+        """Return whether the server may still reject our side of the TLS handshake.
 
         In TLS 1.3 our side ends before the server has looked at our certificate. A server that accepts it sends a session ticket.
         """
@@ -154,19 +155,19 @@ class Connection(ResponseHandler):
         return tls is not None and not (tls.session is not None and tls.session.has_ticket)
 
     def has_spoken(self) -> bool:
-        """Return whether the peer sent anything out of turn, its goodbye included, read by the loop or still in the kernel.
+        """Return whether the peer sent anything out of turn or closed the connection, read by the loop or still in the kernel.
 
-        Asked before the first byte of a request is written: then the request can still go over another connection without
-        any doubt that it was sent twice.
+        To be asked before the first byte of a request is written: then the request can still go over another connection without any
+        doubt that it was sent twice.
         """
         transport = self.transport
         if transport is None or transport.is_closing() or self.should_close:
             return True
-        # Also when it fails, which is -1.
+        # A failed poll returns -1, which counts as spoken.
         return bool(_poll(self._look_at, 1, 0))
 
     def expect_answer(self, limits: HttpLimits) -> None:
-        """What comes from here on is parsed as one answer, and no rest of an earlier one is part of it."""
+        """Parse what comes from now on as one new answer."""
         self._awaited = limits
 
     def data_received(self, data: bytes) -> None:
@@ -187,15 +188,15 @@ class Connection(ResponseHandler):
         super().data_received(data)
 
     def answer(self) -> Coroutine[Any, Any, tuple[Head, Body]]:
-        """The head of the next answer, and where its body comes from."""
+        """Wait for the head of the next answer, and return it with the source of its body."""
         return self.read()
 
     def expect_nothing(self) -> None:
-        # Without a parser even half a line out of turn is kept, and so it is seen.
+        # Without a parser, aiohttp keeps even half a line that comes out of turn, so `has_spoken` sees it.
         self._awaited = self._parser = None
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        # aiohttp says this after every read and has the parser look again, though nothing was paused.
+        # aiohttp calls this after every read and makes the parser look again, even if nothing was paused.
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
@@ -219,12 +220,12 @@ class Connections(aiohttp.TCPConnector):
         return sum(map(len, self._conns.values()))
 
     def take_idle(self, key: ConnectionKey) -> Connection | None:
-        """An idle connection that may be written to; those that may not are closed on the way to it."""
+        """Return an idle connection that may be written to; close those before it that may not."""
         idle = self._conns.get(key)
         if idle is None:
             return None
         found: Connection | None = None
-        # The clock is the one that aiohttp stamps an idle connection with.
+        # aiohttp stamps idle connections with this clock.
         oldest = monotonic() - self._kept_alive_s
         while idle and found is None:
             connection, stamp = idle.popleft()
@@ -239,7 +240,7 @@ class Connections(aiohttp.TCPConnector):
         return found
 
     async def open(self, request: ClientRequest) -> Connection:
-        """A new connection to where this request would go; of the request nothing else counts."""
+        """Open a new connection to where this request would go. Nothing else of the request matters."""
         if self.closed:
             raise aiohttp.ClientConnectionError("the connections were closed")
         try:
@@ -248,7 +249,7 @@ class Connections(aiohttp.TCPConnector):
             raise aiohttp.ConnectionTimeoutError from None
         connection = wrapper.protocol
         assert isinstance(connection, Connection)
-        # It ends with `keep_or_close`: its wrapper would close it when it is collected.
+        # `keep_or_close` ends the connection. Its wrapper would close it when it is garbage collected.
         wrapper._protocol = None
         if connection.has_spoken():
             self.keep_or_close(request.connection_key, connection, whole=False)
@@ -263,7 +264,7 @@ class Connections(aiohttp.TCPConnector):
             if self._cleanup_handle is None or self._closed or connection.should_close:
                 self._release(key, connection)
                 return
-            # What `_release` comes to while idle connections are being looked at now and then.
+            # This does what `_release` would do while aiohttp's clean-up of idle connections runs.
             self._acquired.discard(connection)
             idle = self._conns[key]
             idle.append((connection, monotonic()))
@@ -289,7 +290,7 @@ class Connections(aiohttp.TCPConnector):
             self._trim_timer = self._loop.call_later(TRIM_S, self._trim)
 
     def _trim(self) -> None:
-        """Close what is idle beyond the limit and was so already at the last look."""
+        """Close the connections beyond the limit that were already idle at the last look."""
         idle = [(stamp, key, protocol) for key, found in self._conns.items() for protocol, stamp in found]
         surplus = len(idle) - self._idle_max
         if self.closed or surplus <= 0:
@@ -317,7 +318,7 @@ class Connections(aiohttp.TCPConnector):
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext | bool:
-    """What aiohttp's `ssl=` takes: True for the ordinary check, a context for anything else."""
+    """Return the value for aiohttp's `ssl=`: True for the ordinary check, a context for anything else."""
     if tls == Tls():
         return True
     try:
@@ -360,11 +361,11 @@ class ConnectionSlots:
         self._background_in_use = 0
         self._background = WaitLine()
         self._interactive = WaitLine()
-        # Calls in either line: mostly none, and then neither line need be looked at.
+        # The calls in both lines. Mostly there are none, and neither line is looked at.
         self._waiting = 0
 
     def free(self) -> int:
-        """How many more calls of batch work fit."""
+        """Return how many more background calls fit."""
         all_free, background_free = self._max - self.in_use, self._background_max - self._background_in_use
         return background_free if background_free < all_free else all_free
 
@@ -380,7 +381,7 @@ class ConnectionSlots:
         return True
 
     async def wait(self, timeout_s: float, *, interactive: bool) -> None:
-        """Wait in line for a seat that another call hands over; it is ours when this returns."""
+        """Wait in line for a slot that another call hands over. The slot is taken when this returns."""
         line = self._interactive if interactive else self._background
         turn = line.join()
         self._waiting += 1
@@ -391,7 +392,7 @@ class ConnectionSlots:
             return
         except BaseException as stopped:
             if line.give_up(turn):
-                # The seat was handed over in the moment we stopped waiting for it.
+                # The slot was handed over in the moment we stopped waiting for it.
                 self.release_slot(interactive=interactive)
             if not isinstance(stopped, TimeoutError):
                 raise
@@ -420,7 +421,7 @@ class ConnectionSlots:
 
 
 class InFlightCall(msgspec.Struct, eq=False):
-    """One request and its answer, as far as they have got. `_began_cancels` is how often its task had been cancelled when it began."""
+    """The progress of one request and its answer. `_began_cancels` is how often its task had been cancelled when it began."""
 
     _task: "asyncio.Task[object]"
     _began_cancels: int
@@ -441,13 +442,13 @@ class InFlightCall(msgspec.Struct, eq=False):
     _held: bool = False
 
     def writing(self, writer: BaseProtocol) -> None:
-        """From here on bytes may have reached the upstream."""
+        """Note that bytes may have reached the upstream from now on."""
         self._writer = writer
         self.sent = True
         self._step += 1
 
     def answered(self, status: int) -> None:
-        """The status and headers are here."""
+        """Note that the status and headers are here."""
         self.status = status
         self._written = True
         self._step += 1
@@ -465,7 +466,7 @@ class InFlightCall(msgspec.Struct, eq=False):
         self._step += 1
 
     def overdue(self, now: float, limits: HttpLimits) -> str | None:
-        """Why this call must end now, if it must."""
+        """Return why this call must end now; None while it may go on."""
         if now >= self.deadline:
             return "its deadline passed"
         if self._writer is not None and not self._written and not self._writer.writing_paused:
@@ -497,14 +498,14 @@ class InFlightCall(msgspec.Struct, eq=False):
         self._task.cancel()
 
     def cut_reason(self) -> str | None:
-        """Why we cut this call; None when its task was cancelled by someone else, whose wish goes first."""
+        """Return why we ended this call; None when its task was also cancelled from elsewhere, which goes first."""
         if self._cut is None or self._task.uncancel() > self._began_cancels:
             return None
         return self._cut
 
 
 class TimeoutSweep:
-    """Looks at every call in flight, and sleeps while there is none."""
+    """The sweep over all calls in flight. It sleeps while there are none."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: HttpLimits) -> None:
         self._loop = loop
@@ -546,7 +547,7 @@ class TimeoutSweep:
             return
         now = self._loop.time()
         next_at = now + self._period_s
-        # A call that was cut is asked to end once, and leaves the set by itself; a second request could hit its clean-up.
+        # A call is cancelled only once, so it leaves the set now: a second cancellation could hit its clean-up.
         for flight in list(self._exchanges):
             why = flight.overdue(now, self._limits)
             if why is not None:

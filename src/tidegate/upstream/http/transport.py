@@ -1,14 +1,13 @@
 """One HTTP call over aiohttp: slots, deadlines and size limits of our own on top, and every failure sorted.
 
-It knows URLs, bytes and time, but no models, retries or health. The seam is `Transport`: a faster client can take
-aiohttp's place without anything above noticing. Of aiohttp it takes the connections and the parser of answers, and leaves out
-the session, request and response objects, which cost several times what the call itself does: the head of a request is bytes
-that were made once per URL. No call has a timer: one sweep looks at all calls in flight.
+This module knows URLs, bytes and time, but no models, retries or health. The seam is `Transport`: a faster client can replace aiohttp
+without a change above. Only aiohttp's connections and its parser of answers are used. Its session, request and response objects cost
+several times as much as the call itself; here the head of a request is bytes that were made once for each URL. No call has a timer: one
+sweep looks at all calls in flight.
 
-A call is sent under a `SendPermit`, which is checked once more right before the first byte. Its answer is read whole, or as a `Stream`: its
-head is here, its body follows piece by piece, as fast as it is read. What is not read yet stays in a small buffer, and beyond it with the
-upstream: a slow reader slows the upstream down. A stream that is closed before its end closes its connection, so that the upstream sees it
-and stops.
+A call is sent under a `SendPermit`, which is checked once more right before the first byte. Its answer is read whole, or as a `Stream`
+once its head is here: the body follows piece by piece, as fast as it is read. A slow reader slows the upstream down, because only a
+small buffer holds what is not read yet. A stream that is closed before its end closes its connection, so that the upstream stops.
 """
 
 import asyncio
@@ -44,13 +43,14 @@ from tidegate.upstream.http.connections import (
     tls_context,
 )
 
-# A server may close a connection that is new before a byte is written; the next one may be closed too.
+# A server may close a new connection before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
 
-# Answers before the answer (1xx). A server that sends them without end would keep the loop busy until the call's time is over.
+# The most early answers (1xx) before the answer. A server that sends them without end would keep the loop busy until the call's time is
+# over.
 HINTS_MAX = 1_024
 
-# Up to here the head and the body leave as one piece; above it the copy would cost more than a second write.
+# Up to this size the head and the body are written as one piece; above it the copy would cost more than a second write.
 ONE_WRITE_BYTES_MAX = 64 * 1024
 
 
@@ -59,7 +59,7 @@ class PermitExpired(Exception):
 
 
 class SendPermit(msgspec.Struct, eq=False):
-    """The permit to send one call until a moment, and while the call is wanted. `begun` says that the call was sent under it."""
+    """The permit to send one call until a moment, and while the call is wanted. `begun` is true once the call was sent under it."""
 
     _clock: Clock
     budgets: tuple[Budget, ...]
@@ -71,26 +71,26 @@ class SendPermit(msgspec.Struct, eq=False):
     begun: bool = False
 
     def expire_by(self, moment_ms: float, may_begin: Callable[[], bool] | None) -> None:
-        """Run out at this moment, or earlier: as soon as the call may not begin any more."""
+        """Expire at this moment, if it is earlier, or as soon as `may_begin` says that the call may no longer begin."""
         self.dies_ms = min(self.dies_ms, moment_ms)
         self._may_begin = may_begin
 
     def begin_send(self) -> None:
-        """The next thing that happens is the first byte on the wire."""
+        """Mark the permit as used, right before the first byte is written; raise PermitExpired when it has expired."""
         if self._clock.monotonic_ms() >= self.dies_ms or not (self._may_begin is None or self._may_begin()):
             raise PermitExpired
         self.begun = True
 
 
 class Payload(Protocol):
-    """Where the bytes of an answer come from."""
+    """The source of an answer's bytes."""
 
     async def readany(self) -> bytes:
-        """Wait for the next bytes; none at the end."""
+        """Wait for the next bytes; empty at the end."""
 
 
 class RedactedPayload:
-    """The bytes of an answer without our key, also where it lies across two pieces."""
+    """The bytes of an answer without our key, also where the key spans two pieces."""
 
     __slots__ = ("_payload", "_redactor")
 
@@ -106,9 +106,9 @@ class RedactedPayload:
 
 
 class Stream:
-    """To be read and closed by the task that opened it. `end` is called once, and hears whether the answer came whole.
+    """An answer while it comes, read and closed by the task that opened it. `end` is called once, with whether the answer came whole.
 
-    `bytes_max` is how much of an answer is ever kept here at once.
+    `bytes_max` is the most bytes of an answer that are ever kept in memory at once.
     """
 
     __slots__ = ("_end", "_flight", "_over", "_payload", "bytes_max", "headers", "status")
@@ -131,21 +131,21 @@ class Stream:
         self._over = False
 
     async def read(self) -> bytes:
-        """The next bytes, as they came; none at the end. Raises one UpstreamError when the answer breaks off."""
+        """Return the next bytes as they came; empty at the end. Raise one UpstreamError when the answer breaks off."""
         if self._over:
             return b""
         failed: UpstreamError | None = None
         try:
             chunk = await self._payload.readany()
         except asyncio.CancelledError:
-            # Either this layer cut a late call, or the reader was cancelled: then the cancellation goes on.
+            # Either the sweep ended a late call, or the reader was cancelled: only then the cancellation goes on.
             cut = self._flight.cut_reason()
             self.close()
             if cut is None:
                 raise
             failed = classify.failure(classify.CallCut(cut), sent=True)
         except Exception as wrong:
-            # Whatever a hostile answer makes the client raise, it is one failed call; it is not chained, for it knows our key.
+            # Whatever a hostile answer makes the client raise is one failed call. It is not chained, because its frames hold our key.
             self.close()
             failed = classify.failure(wrong, sent=True)
         if failed is not None:
@@ -157,7 +157,7 @@ class Stream:
         return chunk
 
     async def read_whole(self) -> bytes:
-        """All that follows, if it is not too much."""
+        """Return the rest of the answer; raise when it is too large."""
         chunks = []
         size = 0
         while chunk := await self.read():
@@ -169,18 +169,18 @@ class Stream:
         return b"".join(chunks)
 
     def pause_timeout(self) -> None:
-        """From here on we wait for the reader, not for the upstream."""
+        """Stop the read time-out while the reader is waited for, and not the upstream."""
         self._flight.pause_timeout(True)
 
     def resume_timeout(self) -> None:
         self._flight.pause_timeout(False)
 
     def was_cut(self) -> bool:
-        """Whether it was this stream's own time-out that cancelled the task; asked once, and answered for."""
+        """Return whether this stream's own time-out cancelled the task. To be asked once: it takes that cancellation back."""
         return self._flight.cut_reason() is not None
 
     def close(self) -> None:
-        """Whatever has not come yet is not wanted: the connection is closed at once."""
+        """Close the connection at once, because the rest is not wanted."""
         self._finish(whole=False)
 
     def _finish(self, *, whole: bool) -> None:
@@ -190,9 +190,9 @@ class Stream:
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True, gc=False):
-    """What is asked: a POST with a body, a GET without.
+    """One request: a POST with a body, or a GET without.
 
-    `headers` are more header lines, each with its line end. `attempt` is how many calls with this key counted before.
+    `headers` are more header lines, each with its line end. `attempt` is how many attempts with this key were counted before.
     """
 
     url: URL
@@ -203,7 +203,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class HttpReply(NamedTuple):
-    """What came back, whole. `body` is already decompressed."""
+    """A whole reply. `body` is already decompressed."""
 
     status: int
     headers: Mapping[str, str]
@@ -211,63 +211,63 @@ class HttpReply(NamedTuple):
 
 
 class Client(Protocol):
-    """The way to one deployment."""
+    """The client of one deployment."""
 
     async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
-        """Send one request and read its whole answer, whatever its status; raises one UpstreamError.
+        """Send one request and read its whole answer, whatever its status; raise one UpstreamError when there is none.
 
-        With a permit, PermitExpired when it ran out before the first byte.
+        With a permit, raise PermitExpired when it expired before the first byte.
         """
 
     async def get(self, url: URL, total_s: float) -> HttpReply:
-        """Ask a question that costs nothing; raises like `post`."""
+        """Ask a question that costs nothing; raise as `post` does."""
 
 
 @runtime_checkable
 class StreamingClient(Protocol):
-    """A way on which an answer can be read while it comes."""
+    """A client whose answers can be read while they come."""
 
     async def open(
         self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None, *, interactive: bool = True
     ) -> Stream:
-        """Send one request and give its answer as soon as its head is here, whatever its status; raises like `post`."""
+        """Send one request and return its answer as soon as its head is here, whatever its status; raise as `post` does."""
 
 
 @runtime_checkable
 class QueuedClient(Protocol):
-    """A way on which a call may still be under way though its sender is gone."""
+    """A client whose calls may still be under way though their sender is gone."""
 
     async def is_out(self, idempotency_key: str, attempt: int) -> bool:
-        """Return whether this very call is under way there; False when it is not known."""
+        """Return whether this very call is under way there; False when that is not known."""
 
 
 class Transport(Protocol):
     @property
     def pool_timeout_s(self) -> float:
-        """How long a call waits for room before `upstream_pool_timeout`."""
+        """The time that a call waits for room before it fails with `upstream_pool_timeout`."""
 
     def line(self, deployment: Deployment) -> Client:
-        """The way to this deployment: with its key, its certificates and its time-outs."""
+        """Return a client for this deployment, with its key, its certificates and its time-outs."""
 
     def free_slots(self) -> int:
-        """How many more calls fit under the process's connection ceiling."""
+        """Return how many more calls fit under the process's connection ceiling."""
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
-        """What was answered for these items, by job and number, is in the store now."""
+        """Note that the answers of these items, by job and number, are in the store now."""
 
     async def close(self) -> None:
         """End what is in flight and close every connection."""
 
 
 class RequestTemplate:
-    """What is the same for every call to one URL: where it is, and the bytes that each request begins with."""
+    """The parts that all calls to one URL share: where to connect, and the first bytes of each request."""
 
     __slots__ = ("confirms_handshakes", "get_head", "key", "post_head", "request")
 
     def __init__(self, url: URL, headers: Mapping[str, str], tls: ssl.SSLContext | bool) -> None:
         # Whether the server shows that it accepted a TLS handshake; None until it has answered once.
         self.confirms_handshakes: bool | None = None
-        # For the connector, which asks only where to connect; our key is not in it, so no error can show it.
+        # Only for the connector, which needs to know where to connect. Our key is not in it, so no error can show it.
         self.request = ClientRequest("GET", url, ssl=tls, loop=asyncio.get_running_loop())
         self.key = self.request.connection_key
         lines = [f" {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
@@ -279,7 +279,7 @@ class RequestTemplate:
         self.post_head = b"POST" + head + b"Idempotency-Key: "
 
     def chunks(self, request: UpstreamRequest) -> tuple[bytes, ...]:
-        """The whole request, ready to be written."""
+        """Return the whole request, ready to be written."""
         body, headers = request.body, request.headers
         if body is None:
             return (self.get_head,)
@@ -299,7 +299,7 @@ class AiohttpClient:
         self._transport = transport
         self._headers = _headers(deployment)
         key = KeyRedactor("" if deployment.api_key is None else deployment.api_key.reveal())
-        # None where no answer can quote one.
+        # None where there is no key that an answer could quote.
         self.key = key if key else None
         self._tls = transport.tls(deployment.tls)
         self._ways: dict[URL, RequestTemplate] = {}
@@ -318,7 +318,8 @@ class AiohttpClient:
         return self._transport.open(self, request, total_s, permit, interactive=interactive)
 
     def read_timeout_s(self, url: URL) -> float:
-        """How long the server may be silent; where silence says nothing, only the whole call has a limit."""
+        """Return how long the server may be silent. A call about audio may be silent for all its time, unless the deployment sets a
+        limit."""
         return math.inf if self._may_be_quiet and AUDIO_PATH in url.raw_path else self._read_timeout_s
 
     def template(self, url: URL) -> RequestTemplate:
@@ -326,7 +327,7 @@ class AiohttpClient:
         if template is None:
             headers = self._headers
             if AUDIO_PATH in url.raw_path:
-                # A form says itself what it is, with the boundary of its parts.
+                # A form brings its own Content-Type, with the boundary of its parts.
                 headers = {name: value for name, value in headers.items() if name != "Content-Type"}
             template = self._ways[url] = RequestTemplate(url, headers, self._tls)
         return template
@@ -341,7 +342,7 @@ class AiohttpTransport:
         self._sweep = TimeoutSweep(self._loop, limits)
         self._slots = ConnectionSlots(limits)
         self.free_slots = self._slots.free
-        # Connections are shared where the host and this very object are the same, so equal settings must give the same one.
+        # Connections are shared only if the host and the TLS object are the same, so equal settings must give the same object.
         self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
 
     def tls(self, tls: Tls) -> ssl.SSLContext | bool:
@@ -374,7 +375,7 @@ class AiohttpTransport:
         total_s: float,
         permit: SendPermit | None,
     ) -> HttpReply:
-        """One request and its whole answer. A cancelled call closes its connection, so that the upstream sees it."""
+        """Send one request and read its whole answer. A cancelled call closes its connection, so that the upstream sees it."""
         url = request.url
         if not self._slots.take_slot(interactive=False):
             await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=False)
@@ -401,10 +402,10 @@ class AiohttpTransport:
                         return HttpReply(message.code, message.headers, answer)
                     return HttpReply(message.code, _shown(message, key), key.whole(answer))
                 except (Exception, asyncio.CancelledError) as wrong:
-                    # A connection that took longer than its permit is kept: with the next permit it is there at once.
+                    # A connection that took longer than its permit is kept for the next permit.
                     whole = isinstance(wrong, PermitExpired)
-                    # Whatever a hostile answer makes the client raise, it is one failed call. What was caught is not
-                    # chained or kept: its frames know the request's head, and with it our key.
+                    # Whatever a hostile answer makes the client raise is one failed call. The exception is neither chained nor kept,
+                    # because its frames hold the request's head, and with it our key.
                     failed = self._sort(wrong, flight, repeatable=request.body is None)
                 finally:
                     if connection is not None:
@@ -425,7 +426,7 @@ class AiohttpTransport:
         *,
         interactive: bool,
     ) -> Stream:
-        """One request, and its answer as soon as its head is here."""
+        """Send one request, and return its answer as soon as its head is here."""
         if not self._slots.take_slot(interactive=interactive):
             await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=interactive)
         flight = self._sweep.watch_call(total_s, line.read_timeout_s(request.url), is_streamed=True)
@@ -477,7 +478,7 @@ class AiohttpTransport:
         return Stream(message.code, _shown(message, key), RedactedPayload(payload, key), flight, finish, bytes_max)
 
     def _idle(self, template: RequestTemplate, idempotency_key: str) -> Connection | None:
-        """An idle connection for a request with this key."""
+        """Return an idle connection for a request with this key."""
         if not idempotency_key.isprintable():
             raise ValueError("an idempotency key with control characters")
         return self.connections.take_idle(template.key)
@@ -495,7 +496,7 @@ class AiohttpTransport:
         assert connection.transport is not None
         write, chunks = connection.transport.write, template.chunks(request)
         if permit is not None:
-            # The last look at the clock: between it and the kernel stands nothing but the write itself.
+            # The last look at the clock: only the write comes between it and the kernel.
             permit.begin_send()
         flight.writing(connection)
         for chunk in chunks:
@@ -531,7 +532,7 @@ class AiohttpTransport:
         return b"".join(chunks)
 
     def _sort(self, wrong: BaseException, flight: InFlightCall, *, repeatable: bool) -> UpstreamError | None:
-        """The error to raise, or None when nothing was written or asked for work and the call may simply be made again."""
+        """Return the error to raise, or None when the call may be made again because nothing was written, or nothing that costs."""
         if isinstance(wrong, asyncio.CancelledError):
             cut = flight.cut_reason()
             if cut is None:
@@ -548,7 +549,7 @@ class AiohttpTransport:
 
 
 def _shown(message: Head, key: KeyRedactor) -> Mapping[str, str]:
-    """Return the headers of an answer. A redirect may quote our key in the address that it names, and that address is shown."""
+    """Return the headers of an answer without our key: a redirect may quote it in its address, which is shown."""
     where = message.headers.get("Location") if 300 <= message.code <= 399 else None
     if where is None:
         return message.headers

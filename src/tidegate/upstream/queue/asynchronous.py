@@ -1,8 +1,9 @@
-"""The second transport: a call is laid down in a queue, someone else makes it, and its answer comes back through the queue.
+"""The second transport: a call is put into a queue, a processor makes it, and its answer comes back through the queue.
 
-It stands behind the same port as the HTTP transport and is chosen per deployment, so slots, budgets, breaker and retries go on as they are.
-Every request has one id, made of its item's idempotency key and the number of its try: while it is out, a sender of the same try,
-in this process or after it, waits for the same answer. Of an answer it knows only whether it must be kept until it is recorded.
+It has the same port as the HTTP transport and is chosen for each deployment, so slots, budgets, breaker and retries work unchanged.
+Every request has one id, made of its item's idempotency key and the number of its attempt. While it is out, a sender of the same
+attempt, in this process or a later one, waits for the same answer. Of an answer this module knows only whether it must be kept until it
+is recorded.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ CLOSE_S = 5.0
 
 
 class Office:
-    """What all lines of a process share: the queues, who waits at them, and which results are not recorded yet."""
+    """The state that all queue clients of a process share: the queues, the calls that wait at them, and the results that are not
+    recorded yet."""
 
     def __init__(
         self, open_queue: Callable[[Queue], RequestQueue], limits: HttpLimits, clock: Clock, entropy: Entropy
@@ -56,13 +58,13 @@ class Office:
         return found
 
     def token(self) -> str:
-        """A name for one laying down; among those of one moment the earlier sorts first."""
+        """Return a name for one put into a queue. Of two at the same moment, the earlier name sorts first."""
         self._count += 1
         return f"{self._count:012x}{self._entropy.token_bytes(8).hex()}"
 
     def withdraw_later(self, mailbox: Mailbox, request_id: str) -> None:
-        """For a call that was cancelled: it cannot wait for the queue. A lease that was lost and taken again may have another call here
-        that waits for the same request."""
+        """Withdraw the request of a cancelled call, which cannot wait for the queue itself. Another call here may still wait for the
+        same request, when a lease was lost and taken again; then nothing is withdrawn."""
         if mailbox.is_awaited(request_id):
             return
         task = asyncio.create_task(self._withdraw(mailbox, request_id))
@@ -91,7 +93,7 @@ class Office:
 
 
 class QueueClient:
-    """The way to one deployment through its queue."""
+    """The client of one deployment that is called through its queue."""
 
     def __init__(self, office: Office, deployment: Deployment) -> None:
         assert deployment.queue is not None
@@ -130,7 +132,7 @@ class QueueClient:
             return False
 
     async def get(self, url: URL, total_s: float) -> HttpReply:
-        """Return whether the queue is there; how the model server is, only its processor knows."""
+        """Answer with the deployment's models if the queue is there. Only its processor knows the health of the model server."""
         try:
             await self._mailbox.queue.reach()
         except QueueAway as away:
@@ -139,7 +141,8 @@ class QueueClient:
         return HttpReply(200, {}, msgspec.json.encode({"object": "list", "data": data}))
 
     async def _put(self, request: QueueRequest) -> None:
-        """Lay it down. Once it may lie there, only the queue can say whether it does; asking again lays nothing down twice."""
+        """Put a request into the queue. Once a put may have arrived, it is repeated until the queue answers; a repeated put adds
+        nothing."""
         is_unsure = False
         while True:
             try:
@@ -185,12 +188,13 @@ class QueueClient:
         return reply
 
     async def _discard(self, request_id: str) -> None:
-        """Nothing was done for it: the same try may be laid down again. Where the queue is away, it is read and discarded then."""
+        """Discard the result of a request for which nothing was done, so that the same attempt may be queued again. Where the queue is
+        away, a later reader discards it."""
         with suppress(QueueAway):
             await self._mailbox.queue.discard([request_id])
 
     async def _too_late(self, request_id: str, total_s: float) -> UpstreamError:
-        """End a request whose time is over: one that no processor has taken was never sent."""
+        """End a request whose time is over. One that no processor has taken was never sent."""
         try:
             if self._mailbox.is_awaited(request_id):
                 withdrawal = Withdrawal.NOT_OURS
@@ -208,7 +212,7 @@ class QueueClient:
 
 
 class QueueTransport:
-    """Deployments with a queue go through it, all others over HTTP."""
+    """The transport that calls deployments with a queue through it, and all others over HTTP."""
 
     def __init__(self, http: Transport, office: Office) -> None:
         self._http = http

@@ -1,7 +1,7 @@
-"""Waiting for results: all calls of one queue share one look at it, a few times a second.
+"""The mailbox of one queue: all calls that wait for results share one look at it, a few times a second.
 
-A result that is found goes to those who wait for it and stays in the queue; taking it out is for those who know that it was recorded.
-What a result says is not known here. A queue that is away is waited for: what lies there is still there when it is back.
+A result that is found goes to the calls that wait for it, and stays in the queue until it was recorded; `receipts` removes it then.
+This module does not read results. A queue that is away is waited for: its results are still there when it is back.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from tidegate.core.queues import Found, QueueAway
 
 log = structlog.get_logger(__name__)
 
-# How often the queue is looked at: at once after news, ever more rarely while there is none.
+# The pauses between looks: short after a result, longer and longer while there is none.
 LOOK_S_MIN = 0.01
 LOOK_S_MAX = 0.25
-# Each look names all that are waited for: many of them are looked at more rarely.
+# A look names all awaited requests, so with many of them looks are rarer.
 LOOK_S_EACH = 0.00005
 AWAY_S = 0.5
 IDS_MAX = 512
-# What the queue no longer knows is looked for less often: it costs another question for each request.
+# How often to look for requests that the queue no longer knows, which costs another question for each request.
 LOST_S = 1.0
 SWEEP_S = 60.0
 
@@ -39,7 +39,7 @@ class Mailbox:
         self._away = False
 
     def wait_for(self, request_id: str) -> Waiting:
-        """What becomes of a request that was laid down; to be given back with `leave`."""
+        """Return a future for the result of a queued request; end it with `stop_waiting`."""
         waiting: Waiting = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(request_id, []).append(waiting)
         metrics.queue_awaited.inc()
@@ -50,7 +50,7 @@ class Mailbox:
         return waiting
 
     def stop_waiting(self, request_id: str, waiting: Waiting) -> None:
-        """This one waits no longer."""
+        """End one call's wait for a request."""
         others = self._waiting.get(request_id, [])
         if waiting in others:
             others.remove(waiting)
@@ -59,7 +59,7 @@ class Mailbox:
             self._waiting.pop(request_id, None)
 
     def is_awaited(self, request_id: str) -> bool:
-        """Whether anyone in this process waits for this."""
+        """Return whether any call in this process waits for this request."""
         return request_id in self._waiting
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class Mailbox:
             await asyncio.sleep(max(self._pause_s, min(len(self._waiting) * LOOK_S_EACH, LOOK_S_MAX)))
 
     async def _look_once(self, *, look: bool) -> bool:
-        """One round over all who wait; says whether there was news."""
+        """Look once for all awaited requests. Return whether there was news."""
         ids, news = list(self._waiting), False
         for at in range(0, len(ids), IDS_MAX):
             seen = await self.queue.collect(ids[at : at + IDS_MAX], self._result_bytes_max, look=look)
@@ -110,7 +110,7 @@ class Mailbox:
                 waiting.set_result(found)
 
     def _note(self, away: QueueAway | None) -> None:
-        """Say once that the queue is away, and once that it is back."""
+        """Log once that the queue is away, and once that it is back."""
         if away is not None and not self._away:
             log.warning(
                 "queue_unreachable", why=str(away), advice="what lies in it is waited for; nothing is sent twice"

@@ -1,7 +1,7 @@
 """The messages of llm-d's async processor: a request as it takes one, and its result as one reply or one error of ours.
 
-A request is the envelope that its producers make (`internal`, `request_kind`, `data`); the caller's body is spliced in as its own bytes.
-A result is read with doubt, because any client of the queue can write one. Nothing here knows Redis or waits for anything.
+A request is an envelope (`internal`, `request_kind`, `data`) like those of its other producers; the caller's body is put in unchanged.
+A result is read with suspicion, because any client of the queue can write one. Nothing here knows Redis or waits for anything.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from tidegate.core.errors import Ambiguous, AnswerTooLong, BrokenAnswer, Refused
 from tidegate.core.queues import QueueRequest
 from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 
-# Requests of one deadline stay in the order in which they were laid down, in steps of 62.5 ms: the processor's own formula.
+# Requests of one deadline keep the order in which they were queued, in steps of 62.5 ms: the processor's own formula.
 ORDER_MS = (1 << 17) * 1000
 ORDER_STEPS = 1 << 21
 
@@ -56,12 +56,12 @@ _read_text = msgspec.json.Decoder(str).decode
 
 
 def request_id(idempotency_key: str, attempt: int) -> str:
-    """One id for each try of an item: while it is out, every sender of this try waits for the same answer."""
+    """Return the id of one attempt of an item: while it is out, every sender of this attempt waits for the same answer."""
     return f"{idempotency_key}.{attempt}"
 
 
 def queue_request(request: UpstreamRequest, queue: Queue, token: str, now_ms: int, total_s: float) -> QueueRequest:
-    """One request as it lies in the queue, to be answered within `total_s`."""
+    """Return a request as it is put into the queue, to be answered within `total_s`."""
     assert request.body is not None
     name = request_id(request.idempotency_key, request.attempt)
     deadline_s = int(now_ms / 1000 + total_s)
@@ -73,26 +73,26 @@ def queue_request(request: UpstreamRequest, queue: Queue, token: str, now_ms: in
 
 
 def score(deadline_s: int, now_ms: int) -> float:
-    """The earliest deadline first, then the earliest laid down."""
+    """Return the score that sorts the earliest deadline first, then the earliest put."""
     early_ms = min(max(now_ms - (deadline_s * 1000 - ORDER_MS), 0), ORDER_MS - 1)
     return deadline_s + early_ms * ORDER_STEPS // ORDER_MS / ORDER_STEPS
 
 
 def headers_of(lines: bytes) -> dict[str, str]:
-    """Header lines as they would stand on the wire, by name."""
+    """Return header lines, in the form of HTTP, as a mapping by name."""
     pairs = (line.partition(": ") for line in lines.decode("latin-1").split("\r\n") if line)
     return {name: value for name, _, value in pairs}
 
 
 def reply(request_id: str, message: bytes, bytes_max: int) -> HttpReply:
-    """What a result comes to: the reply that a call would have got, or one UpstreamError raised."""
+    """Return the reply that a direct call would have got, read from a result; raise one UpstreamError when it holds none."""
     try:
         result = _read(message)
         if result.id != request_id:
             raise BrokenAnswer("the result in the queue names another request than the one it was found under")
         body = _body(result.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        # It was someone's answer to this request, so it may have been paid for.
+        # It is an answer to this request, so it may have been paid for.
         raise BrokenAnswer(
             "the result in the queue cannot be read: is it llm-d's async processor that writes it?"
         ) from None
@@ -111,18 +111,19 @@ def too_large(bytes_max: int, status: int = 0) -> AnswerTooLong:
 
 
 def was_done(status: int) -> bool:
-    """Whether a reply with this status may have been worked or paid for, or is about the request itself: it is kept until recorded."""
+    """Return whether a reply with this status may have been worked or paid for, or is about the request itself: such a reply is kept
+    until it is recorded."""
     return status not in (401, 403, 429)
 
 
 def _body(payload: msgspec.Raw) -> bytes:
-    """The processor writes the body as text; one that writes the JSON itself is understood too."""
+    """Return the body of a result. The processor writes it as text; plain JSON is read too."""
     raw = bytes(payload)
     return _read_text(raw).encode() if raw.startswith(b'"') else raw
 
 
 def _failure(result: _Result) -> UpstreamError:
-    """Why there is no answer, from the processor's own codes: the class says whether the request may have been worked on."""
+    """Return the error for one of the processor's codes. Its class tells whether the request may have been worked on."""
     why = result.error_message[:200].encode("utf-8", "replace").decode() or "it does not say why"
     match result.error_code:
         case "GATE_DROPPED":

@@ -1,7 +1,7 @@
 """Results that were read and are not recorded yet: each is acknowledged once the store has its outcome, and never before.
 
-Until then the result lies in the queue, so a process that goes on after this one finds it there. What is forgotten here is not lost: it is
-put away when its request's time is over. It knows items and ids, but no message and no outcome.
+Until then the result stays in the queue, so a process that goes on after this one finds it there. If a receipt is forgotten here, the
+queue removes the result when its request's time is over. This module knows items and ids, but no messages and no outcomes.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ class Receipts:
         self._telling: asyncio.Task[None] | None = None
 
     def hold(self, item: str, queue: RequestQueue, request_id: str) -> None:
-        """This result was read for an item; it stays until the item is recorded."""
+        """Note that a result was read for an item; it stays in the queue until the item is recorded."""
         if len(self._held) >= HELD_MAX:
-            # A verdict that was given up is never recorded here; the oldest is one of those.
+            # An item that was given up is never recorded by this process; the oldest entry is most likely one of those.
             self._held.pop(next(iter(self._held)))
         self._held.setdefault(item, []).append((queue, request_id))
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
-        """The store knows what became of these."""
+        """Acknowledge the results of these items, because the store has their outcomes."""
         if not self._held:
             return
         for job_id, number in items:
@@ -60,7 +60,7 @@ class Receipts:
                 del self._due[queue]
 
     async def close(self) -> None:
-        """Acknowledge what can be acknowledged in a moment. Other processes find the rest and put it away."""
+        """Acknowledge what can be acknowledged in a moment. Other processes remove the rest later."""
         if self._telling is None:
             return
         done, _ = await asyncio.wait({self._telling}, timeout=CLOSE_S)

@@ -1,9 +1,9 @@
-"""Back-pressure of a whole model: when none of its deployments is healthy, every process leaves it alone for a while, by one word in Redis.
+"""Back-pressure of a whole model: when none of its deployments is healthy, every process lets it rest for a while, by an entry in Redis.
 
-Only batch work does: a user's call is tried. Such a rest always ends, and a process that obeyed one tries for itself before the next: a
-process that alone cannot reach the servers must not keep the others from them. What deployments ask for themselves (Retry-After) is apart,
-and the longer of the two wins. Without Redis each process learns by itself, from its own breakers; what it leaves alone is counted
-all the same.
+Only background work rests: a user's call is tried. A rest always ends, and a process that obeyed one tries the model itself before it
+obeys the next: a process that alone cannot reach the servers must not keep the others from them. Rests that deployments ask for
+(Retry-After) are separate, and the longer of the two wins. Without Redis each process learns only from its own breakers; its rests are
+counted in the metrics all the same.
 """
 
 import math
@@ -14,7 +14,7 @@ from tidegate.core.ports import Clock, Rests
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState
 
 GROUP = "model:"
-# The group of deployments that serve whatever model is asked for; no word about it is shared.
+# The group of deployments that serve any model; its rests are not shared.
 _ANY_MODEL = ""
 _NO_HEALTHY = "no_healthy_deployment"
 
@@ -32,7 +32,7 @@ class Backpressure:
         self._ill: dict[str, list[DeploymentState]] = {}
 
     def failed(self, state: DeploymentState) -> None:
-        """A call there failed in a way that speaks of its health."""
+        """Note that a call to this deployment failed in a way that counts against its health."""
         now_ms = self._clock.monotonic_ms()
         for model in state.deployment.models or (_ANY_MODEL,):
             self._deaf.discard(model)
@@ -48,9 +48,10 @@ class Backpressure:
             metrics.model_deferral_seconds.of(_NO_HEALTHY).observe(rest_ms / 1000)
 
     def answered(self, state: DeploymentState) -> None:
-        """Note that a deployment is healthy: what other processes report of its models does not hold here.
+        """Note that a deployment is healthy, so that this process no longer obeys the reports of others about its models.
 
-        Where no process reports anything, there is nothing to note."""
+        It is not called where no process reports anything.
+        """
         for model in state.deployment.models:
             if model not in self._deaf:
                 self._deaf.add(model)
@@ -58,7 +59,8 @@ class Backpressure:
                     one.rest_background_until(0.0)
 
     def obey(self) -> None:
-        """Obey rests that deployments asked of other processes, and their reports of models that this one has not tried since."""
+        """Obey rests that deployments asked of other processes, and rests of whole models. A model's reported rest is obeyed once, and
+        the next one only after a call of this process to that model has failed."""
         if self._rests is None:
             return
         now_ms = self._clock.monotonic_ms()

@@ -1,7 +1,7 @@
 """The state of one deployment: its slots, its rest, its breaker, its budgets, and what it has done so far.
 
-A deployment decides whether it is fit for one more call and learns from how each call ended. It chooses nothing among deployments and
-sends nothing. Time is an argument, in the clock's monotonic milliseconds.
+A deployment state decides whether the deployment is fit for one more call, and learns from how each call ended. It neither chooses
+between deployments nor sends anything. Time is an argument, in the clock's monotonic milliseconds.
 """
 
 import math
@@ -40,26 +40,28 @@ CALLS_REMEMBERED_MAX = 10_000
 
 # The code of a call that is not sent because its deployment answered the last ones with errors.
 FAILING = "upstream_failing"
-# The code of a call whose server does not accept our certificate, or wants one.
+# The code of a call whose server does not accept our certificate, or demands one.
 TLS_REJECTED = "upstream_tls_rejected"
 
-# Another key may be given at any moment: what a rejected one keeps back rests no longer than this, though probes are rarer.
+# An operator may set another key at any moment, so calls wait no longer than this for a deployment that rejected our key, though its
+# probes are rarer.
 KEY_REST_MS_MAX = 6_000
 
-# While interactive calls come, batch work leaves this part of a deployment's slots free for the next ones, and so long after the last.
+# While interactive calls come, and for this long after the last one, background work leaves this part of a deployment's slots free for
+# the next ones.
 FREE_FOR_USERS = 1 / 8
 USERS_COME_MS = 60_000.0
 # One owner's interactive calls leave this part of the slots to owners that have none in flight, where there are at least so many.
 FREE_FOR_OTHERS = 1 / 16
 FREE_FOR_OTHERS_FROM = 4
 
-# An operator may resume a drained deployment at any moment: who waits for it looks again after so long.
+# An operator may resume a drained deployment at any moment, so calls that wait for it look again after this time.
 DRAINED_WAIT_MS = 5_000
 
-# The batch work's own part of a deployment's slots, where it is smaller than the whole, has a name of its own.
+# Prefix of the name under which background work's part of a deployment's slots is shared, where it is less than all.
 BACKGROUND_SLOTS = "background:"
 
-# Headers by which an answer is known to tell of its deployment's limits.
+# Headers that show that an answer reports its deployment's limits.
 LIMIT_HEADERS = ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens")
 ANTHROPIC_LIMIT_HEADERS = ("anthropic-ratelimit-requests-limit", "anthropic-ratelimit-tokens-limit")
 
@@ -72,7 +74,7 @@ class RetryBudgetPolicy(msgspec.Struct, frozen=True):
     window_s: int = 60
 
 
-# Requests in a queue press no server: the processor that takes from it has a pace of its own.
+# Queued requests put no load on a server: the processor takes them at its own pace. So retries are not limited there.
 QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
 
 
@@ -91,9 +93,8 @@ class DeploymentPolicy(msgspec.Struct, frozen=True):
 
 
 class DeploymentStatus(msgspec.Struct, frozen=True):
-    """One deployment, for health pages and `doctor`. `open_for_ms` is how long its circuit has been open; None while it is closed.
-
-    `max_in_flight` is this process's share of its slots, `capacity` how many calls it takes from all processes."""
+    """The status of one deployment, for health pages and `doctor`. `open_for_ms` is how long its circuit has been open; None while it
+    is closed. `max_in_flight` is this process's share of its slots, `capacity` the number of calls that it takes from all processes."""
 
     name: str
     url: str
@@ -117,20 +118,21 @@ class DeploymentStatus(msgspec.Struct, frozen=True):
     capacity: int = 0
 
 
-# A call that was counted: in which second, and whether as a retry. It is what takes the call back.
+# A counted call: in which second, and whether as a retry. `undo` needs it.
 Attempt = tuple[int, bool]
 
 
 class RetryBudget:
     """Allows retries up to a share of a deployment's first attempts over the last minute, and a few in any case.
 
-    A failing server is not helped by everyone asking again. Only a call that this same deployment failed before is a retry here: one that
-    comes from another deployment is a first attempt. A retry without budget is not failed, only put off. The window moves in whole
-    seconds, rounded so that it never allows more than the exact one would."""
+    Many retries would make it harder for a failing server to recover. Only a call that this same deployment failed before is a retry
+    here; one that comes from another deployment is a first attempt. A retry without budget does not fail, it is put off. The window
+    moves in whole seconds, rounded so that it never allows more than an exact one would.
+    """
 
     def __init__(self, policy: RetryBudgetPolicy) -> None:
         self._policy = policy
-        # One bucket more than the window: the oldest second is partly inside it.
+        # One bucket more than the window has seconds, because the oldest second is only partly inside it.
         self._length = policy.window_s + 1
         self._firsts = [0] * self._length
         self._retries = [0] * self._length
@@ -142,12 +144,12 @@ class RetryBudget:
         second = int(now_ms // 1000)
         if second != self._second:
             self._move_to(second)
-        # First attempts of the oldest, partial second do not count; retries in it do.
+        # In the oldest, partial second first attempts do not count; retries do.
         firsts = self._first_sum - self._firsts[(second + 1) % self._length]
         return self._retry_sum < self._policy.retries_min + int(firsts * self._policy.share)
 
     def attempts(self, now_ms: float) -> int:
-        """How many calls were counted in the window."""
+        """Return how many calls were counted in the window."""
         second = int(now_ms // 1000)
         if second != self._second:
             self._move_to(second)
@@ -168,10 +170,10 @@ class RetryBudget:
         return second, is_retry
 
     def undo(self, attempt: Attempt) -> None:
-        """That call never was an attempt: the upstream did not take it."""
+        """Take a counted call back, because the upstream did not take it."""
         second, is_retry = attempt
         if self._second - second >= self._length:
-            # The window has passed it, and its bucket counts another second.
+            # The second has left the window, and its bucket counts another one.
             return
         bucket = second % self._length
         if is_retry and self._retries[bucket]:
@@ -191,7 +193,7 @@ class RetryBudget:
 
 
 class DeploymentState:
-    """`is_alone`: there are no other processes, so that all of its slots are this one's."""
+    """The state of one deployment. `is_alone` means that there are no other processes, so that this process has all slots."""
 
     def __init__(
         self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy, *, is_alone: bool
@@ -200,14 +202,14 @@ class DeploymentState:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
         self.refusals = Refusals()
-        # How many calls went out. What is left of its own limits is known once an answer reports it.
+        # The number of calls that went out. The quota is known once an answer reports what is left of the deployment's own limits.
         self._sent = 0
         self.quota: Quota | None = None
-        # Calls of batch work, flex calls among them, and interactive ones.
+        # Background calls (items and flex calls), and interactive ones.
         self.in_flight = 0
         self.interactive_in_flight = 0
         self.interactive_awaiting = 0
-        # Interactive calls that wait for a slot here, and those in flight, by whose they are.
+        # Interactive calls that wait for a slot here, and those in flight, by share owner.
         self.interactive_waiting: Counter[str] = Counter()
         self._interactive_owners: Counter[str] = Counter()
         self._users_until_ms = -math.inf
@@ -221,11 +223,11 @@ class DeploymentState:
         self.discovered: Limit | None = None
         self.rests_until_ms = 0.0
         self.background_rests_until_ms = 0.0
-        # Calls that were answered, and all that ended.
+        # Calls that were answered, and all calls that ended.
         self.answered = self._ended = 0
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
-        # The code that a closed route gives after its last failure; empty where the server was not reached.
+        # The error code of the last failure, for calls that are refused while the circuit is open; empty where the server was not reached.
         self.failure_code = ""
         self._probes = 0
         self._policy = policy
@@ -240,12 +242,12 @@ class DeploymentState:
         self.update(deployment, line, control)
 
     def update(self, deployment: Deployment, line: Client, control: Client) -> None:
-        """The same server under another agreement: what is in flight and what was learned stay."""
+        """Take over new terms for the same server: its calls in flight and what was learned of it stay."""
         if deployment.refresh_count != self.deployment.refresh_count:
             self._try_at_once()
         self.deployment = deployment
         if deployment.is_drained:
-            # A rest without an end: no choice needs to look at anything else.
+            # An endless rest: then the choice of a deployment need not look at `is_drained`.
             self.rests_until_ms = math.inf
         elif self.rests_until_ms == math.inf:
             self.rests_until_ms = 0.0
@@ -253,7 +255,7 @@ class DeploymentState:
         self.open_line = line if isinstance(line, StreamingClient) else None
         self.queued_line = line if isinstance(line, QueuedClient) else None
         self.control = control
-        # The operator's number holds over all calls; where it is learned, only batch work is held to what was learned.
+        # A configured capacity limits all calls; a learned one limits only background work.
         self.counts_interactive = deployment.is_capacity_known and deployment.takes_interactive
         background_max = deployment.background_in_flight_max
         self.slots.set_cap(
@@ -285,7 +287,7 @@ class DeploymentState:
         return url
 
     def total_s(self, endpoint: str) -> float:
-        """How long a whole call may take there; one for several items as long as one for each."""
+        """Return how long a whole call may take there. A call for several items has as long as a call for one."""
         total_s = self._totals_s.get(endpoint)
         if total_s is None:
             total_s = self._totals_s[endpoint] = self.deployment.total_s(endpoint.removesuffix("/batch"))
@@ -296,21 +298,21 @@ class DeploymentState:
         return self.refusals.waits_until_ms(call.idempotency_key) if self.refusals.waiting else 0.0
 
     def rest_background_until(self, until_ms: float) -> None:
-        """Leave the deployment to interactive calls until this moment; one in the past ends such a rest."""
+        """Leave the deployment to interactive calls until this moment; a moment in the past ends such a rest."""
         self.background_rests_until_ms = until_ms
 
     def count_probe(self) -> int:
-        """Count a probe, and return which one it is."""
+        """Count a probe, and return its number."""
         self._probes += 1
         return self._probes
 
     def ready_at_ms(self) -> float:
-        """The moment from which something may be sent here; in the past when it may be sent now."""
+        """The moment from which a call may be sent here; in the past when it may be sent now."""
         at_ms = max(self.rests_until_ms, self.breaker.ready_at_ms)
         return at_ms if self.quota is None else max(at_ms, self.quota.opens_at_ms())
 
     def rest_ends_ms(self, now_ms: float) -> float:
-        """Until when those who wait for it are better off elsewhere."""
+        """The moment until which calls that wait for this deployment had better go elsewhere."""
         if self.deployment.is_drained:
             return now_ms + DRAINED_WAIT_MS
         if not self.breaker.is_open or self.breaker.state is not BreakerState.PAUSED:
@@ -319,7 +321,7 @@ class DeploymentState:
         return max(self.rests_until_ms, paused_until_ms, self.quota_opens_at_ms())
 
     def ready_in_ms(self, now_ms: float) -> int:
-        """Return how long until something may be sent here, as far as is known; 0 when it may be sent now."""
+        """Return how long it is until a call may be sent here, as far as is known; 0 when it may be sent now."""
         if self.deployment.is_drained:
             return DRAINED_WAIT_MS
         return max(0, math.ceil(self.ready_at_ms() - now_ms))
@@ -341,14 +343,14 @@ class DeploymentState:
         return 1 if self.breaker.is_open else free
 
     def _free_of_share(self, now_ms: float) -> int:
-        """How many of this process's slots are left to background calls, whether or not anything else is against them."""
+        """Return how many of this process's slots are left for background calls, whatever else keeps them away."""
         free = self.slots.share - self.slots.in_flight
         if self.counts_interactive:
-            # Interactive calls go first: what they wait for, or are likely to need, is not batch's to use.
+            # Interactive calls go first: the slots that they wait for, or likely need soon, are not for background work.
             if self.interactive_waiting:
                 free -= self.interactive_waiting.total()
             if self._users_until_ms > now_ms:
-                # Of a small share one slot is left to batch. Batch calls have a share of their own, below the cap, so that some slot is
+                # Even of a small share one slot is left to background work. Its own share is below the cap, so that some slot stays
                 # free in one of the processes.
                 free -= min(self._free_for_users, max(0, self.slots.share - 1))
             if self.background_slots is not None:
@@ -358,7 +360,7 @@ class DeploymentState:
         return free - self.expecting
 
     def takes_interactive(self, owner: str) -> bool:
-        """Whether one more interactive call of this owner has a slot here now."""
+        """Return whether one more interactive call of this owner has a slot here now."""
         if self.counts_interactive:
             share = self.slots.share
             free = share - self.slots.in_flight
@@ -372,17 +374,17 @@ class DeploymentState:
             return True
         if share >= FREE_FOR_OTHERS_FROM and free <= max(1, int(share * FREE_FOR_OTHERS)):
             return False
-        # Of those who wait, the owner with the fewest calls in flight goes first.
+        # Among waiting owners, the one with the fewest calls in flight goes first.
         return all(self._interactive_owners[other] >= mine for other in self.interactive_waiting)
 
     def can_take(self, tokens: int) -> bool:
-        """Whether so many more tokens fit here; one call alone always does."""
+        """Return whether so many more tokens fit here; a call alone always does."""
         return not self.tokens_in_flight or self.tokens_in_flight + tokens <= self.tokens_max
 
     def load(self) -> float:
         return (self.in_flight + self.interactive_in_flight + 1) / self.weight
 
-    # What calls take of it while they are in flight.
+    # What calls take of the deployment while they are in flight.
 
     def begin_background(self) -> None:
         self.in_flight += 1
@@ -415,17 +417,17 @@ class DeploymentState:
             self.slots.release_slot()
 
     def first_token_came(self) -> None:
-        """One of its interactive calls waits for its first token no longer."""
+        """Note that one interactive call here has its first token."""
         self.interactive_awaiting -= 1
 
     @property
     def users(self) -> Users:
-        # One that waits for a slot waits for its first token too: batch work stands back for it.
+        # A call that waits for a slot also waits for its first token, so background work yields to it.
         waiting = self.interactive_waiting.total()
         return Users(self.interactive_in_flight + waiting, self.interactive_awaiting + waiting)
 
     def begin_wait(self, owner: str | None) -> None:
-        """A call waits for a slot here: an interactive one of this owner, or one of batch work."""
+        """Note that a call waits for a slot here: an interactive one of this owner, or a background call where it is None."""
         if owner is None:
             self.waiting += 1
         else:
@@ -440,17 +442,17 @@ class DeploymentState:
             del self.interactive_waiting[owner]
 
     def begin_expecting(self) -> None:
-        """A call that waits for its budget a moment comes back here: a slot is kept for it."""
+        """Keep a slot for a call that waits briefly for its budget and then comes back here."""
         self.expecting += 1
 
     def end_expecting(self) -> None:
         self.expecting -= 1
 
     def add_tokens(self, tokens: int) -> None:
-        """So many more tokens are in flight here; fewer where it is negative."""
+        """Add so many tokens to those in flight here; a negative number removes them."""
         self.tokens_in_flight += tokens
 
-    # The part of a deployment that this process has.
+    # This process's share of the deployment.
 
     @property
     def _free_for_users(self) -> int:
@@ -468,18 +470,18 @@ class DeploymentState:
                 slots.note_short()
 
     def note_interactive_demand(self, owner: str) -> None:
-        """Note, for the next sharing of slots, when interactive calls of this owner find none here."""
+        """Note, for the next sharing of slots, if interactive calls of this owner find none here."""
         if not self.takes_interactive(owner):
             self.slots.note_short()
 
     def ask_for_slots(self) -> None:
-        """Note that batch calls would go here if there were slots."""
+        """Note that background calls would go here if there were slots."""
         self.slots.note_asked()
         if self.background_slots is not None:
             self.background_slots.note_asked()
 
     def own_slots(self, now_ms: float) -> list[Slots]:
-        """Those of which this process needs a share."""
+        """Return the slots of which this process needs a share."""
         kept = self._free_for_users if self.counts_interactive and self._users_until_ms > now_ms else 0
         self.slots.keep_spare(kept)
         if self.background_slots is None:
@@ -489,23 +491,23 @@ class DeploymentState:
         return [self.slots, self.background_slots]
 
     def has_share(self) -> None:
-        """As much of its tokens in flight is this process's as of its slots."""
+        """Set this process's part of the deployment's tokens in flight in proportion to its share of slots."""
         deployment = self.deployment
         if deployment.tokens_in_flight_max:
             slots = self.slots if self.background_slots is None else self.background_slots
             self.tokens_max = max(1, deployment.tokens_in_flight_max * slots.share // slots.cap)
 
-    # What it says about itself.
+    # What the deployment reports about itself.
 
     def count_sent(self, tokens: int) -> int:
-        """A call goes out that may take so many tokens. Return its number: what its answer reports was counted when it came."""
+        """Count a call that goes out and may take so many tokens. Return its number: the quota in its answer covers only calls up to it."""
         self._sent += 1
         if self.quota is not None:
             self.quota.count(tokens)
         return self._sent
 
     def note_quota(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
-        """Note what the answer to the call with this number, which takes about so many tokens, reports to be left."""
+        """Note the quota that is reported as left by the answer to the call with this number, which takes about so many tokens."""
         if left.requests is None and left.tokens is None:
             return
         if self.quota is None:
@@ -513,15 +515,15 @@ class DeploymentState:
         self.quota.note(left, self._sent - number, tokens, now_ms)
 
     def quota_opens_at_ms(self, tokens: int = 1) -> float:
-        """The moment from which what is left of its own limits lets a call with so many tokens out; 0 where nothing is known of it."""
+        """The moment from which the quota lets a call with so many tokens go; 0 where no quota is known."""
         return 0.0 if self.quota is None else self.quota.opens_at_ms(tokens)
 
     def note_empty(self, *, is_empty: bool) -> None:
-        """Note whether the last answer reported anything left."""
+        """Note whether the last answer reported that nothing is left."""
         self.is_empty = is_empty
 
     def note_limits(self, note_limits: RateLimitHeaders, now_ms: float) -> bool:
-        """Note the limits that it reported; True when they are new."""
+        """Note the limits that the deployment reported; return True when they are new."""
         if note_limits.empty_for_ms:
             self._rest(note_limits.empty_for_ms, now_ms)
         if note_limits.requests is None and note_limits.tokens is None:
@@ -550,10 +552,10 @@ class DeploymentState:
         is_as_sent = self.deployment.engine is not EngineKind.ANTHROPIC and not self.deployment.upstream_model
         return is_as_sent and not self.budgets and self.priority_hints.is_silent and not self.tokens_max
 
-    # What it learns.
+    # What is learned from calls.
 
     def succeeded(self) -> bool:
-        """True when this brought the deployment back."""
+        """Note an answer. Return True when it closed the circuit."""
         self.answered += 1
         self._ended += 1
         self._throttled_in_a_row = 0
@@ -578,7 +580,7 @@ class DeploymentState:
                     self._remember(self._failed_calls, idempotency_key, None)
                     self._failed_at_ms = now_ms
                 if isinstance(error, AnswerTooLong):
-                    # Callers choose how long answers are, which must not close the deployment to others.
+                    # Callers choose how long answers are, so a long one must not open the circuit for others.
                     self._is_there()
                     return False
                 return self.breaker.failed(now_ms)
@@ -587,19 +589,20 @@ class DeploymentState:
         return False
 
     def rest_until(self, until_ms: float) -> None:
-        """Rest because another process was asked to; a longer rest always wins."""
+        """Rest because the deployment asked another process for it; a longer rest always wins."""
         self.rests_until_ms = max(self.rests_until_ms, until_ms)
 
     def has_failed(self, idempotency_key: str) -> bool:
-        """Whether this same call was tried here and may have been billed: another deployment may answer what this one could not."""
+        """Return whether this same call was tried here and may have been billed: another deployment may be able to answer it."""
         return idempotency_key in self._failed_calls
 
     def has_failed_lately(self, now_ms: float) -> bool:
-        """Whether any call failed here within the window of the retry budget."""
+        """Return whether any call failed here within the window of the retry budget."""
         return now_ms - self._failed_at_ms < self._policy.retry_budget.window_s * 1000
 
     def blames_the_request(self, idempotency_key: str) -> bool:
-        """Whether a second 403 to this same call must be about the call: since the first, our key has worked for others."""
+        """Return whether a second 403 to this same call must be about the call, because our key has worked for other calls since the
+        first."""
         answered_then = self._forbidden.get(idempotency_key)
         return answered_then is not None and answered_then < self.answered
 
@@ -628,7 +631,7 @@ class DeploymentState:
         )
 
     def _word(self, now_ms: float) -> str:
-        """Return its state in one word."""
+        """Return the deployment's state in one word."""
         if self.deployment.is_drained:
             return "draining" if self.in_flight or self.interactive_in_flight else "drained"
         if not self.breaker.is_open and max(self.rests_until_ms, self.quota_opens_at_ms()) > now_ms:
@@ -641,18 +644,19 @@ class DeploymentState:
         self.breaker.try_at_once()
 
     def _is_there(self) -> None:
-        # It answered, and about the request or the moment: that is no failure, and it is all that a probe wants to know.
+        # Any answer about the request or the moment closes the circuit: it shows that the deployment is there.
         if self.breaker.is_open:
             self.breaker.succeeded()
 
     def _refused(self, retry_after_ms: int | None, idempotency_key: str, now_ms: float, jitter: float) -> None:
-        """This call waits as long as the deployment asked for; so does the whole deployment when it refuses many, or has nothing left."""
+        """Put this call off for as long as the deployment asked. The whole deployment rests when it refuses many calls, or has nothing
+        left."""
         if retry_after_ms is None:
             doubled = self._policy.throttle_backoff_ms * 2 ** min(self._throttled_in_a_row, 20)
             bound = min(doubled, self._policy.throttle_backoff_ms_max)
             retry_after_ms = int(bound / 2 + bound / 2 * jitter)
         if self.rests_until_ms <= now_ms:
-            # Calls that were in flight together are refused together: that counts as one refusal.
+            # Calls that were in flight together are refused together, which counts as one refusal.
             self._throttled_in_a_row += 1
         until_ms = now_ms + min(retry_after_ms, self._policy.retry_after_ms_max)
         self.rest_until(self.refusals.refused(idempotency_key, until_ms, self._ended))

@@ -1,6 +1,6 @@
-"""The deployments of this process, one per deployment, kept while their deployments come, change and go.
+"""The deployment states of this process, one for each deployment, kept up to date while deployments come, change and go.
 
-It makes deployments and changes their terms; it routes nothing and sends nothing.
+This module makes states and changes their terms; it routes nothing and sends nothing.
 """
 
 import math
@@ -17,7 +17,8 @@ from tidegate.upstream.tide.tides import DeploymentTide, tide_terms
 
 
 class Deployments(dict[str, DeploymentState]):
-    """By the deployment's name. `is_alone`: all slots of a deployment are this process's. `tide_for` makes a deployment's tide."""
+    """Deployment states by the deployment's name. `is_alone` means that this process has all slots of each. `tide_for` makes a
+    deployment's tide."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class Deployments(dict[str, DeploymentState]):
         is_alone: bool,
     ) -> None:
         super().__init__()
-        # Calls that a deployment leaves behind still cost what they did there.
+        # A price stays after its deployment is gone, because its last calls may still have to be priced.
         self.prices: dict[str, Price] = {}
         self._transport = transport
         self._control = control
@@ -38,17 +39,17 @@ class Deployments(dict[str, DeploymentState]):
         self._clock = clock
         self._tide_for = tide_for
         self._is_alone = is_alone
-        # Their calls have not ended, and nothing more begins there.
+        # Deployments that are gone and still have calls in flight; nothing more begins there.
         self._leaving: list[DeploymentState] = []
-        # Whether items share calls at one of them.
+        # True when items share calls at one of the deployments.
         self.is_grouping = False
-        # How many more calls fit under the process's connection ceiling.
+        # Returns how many more calls fit under the process's connection ceiling.
         self.spare_calls = transport.free_slots
 
     def serve(self, deployments: Iterable[Deployment]) -> dict[str, str]:
-        """Have one deployment for each of these, and say which deployments cannot be used and why: those are left out.
+        """Keep one state for each of these deployments. Those that cannot be used are left out and returned, each with the reason.
 
-        Nothing changes before every line is there.
+        Nothing changes before the clients of all deployments are made.
         """
         kept: dict[str, DeploymentState] = {}
         changed: list[tuple[DeploymentState, Deployment, Client, Client]] = []
@@ -65,11 +66,11 @@ class Deployments(dict[str, DeploymentState]):
                 except SettingsError as error:
                     refused[name] = f"deployment {name!r}: {error}"
                     if state is not None and state.deployment.tls.has_files_of(deployment.tls):
-                        # Its certificate is being replaced: until that is done the one before serves on.
+                        # The certificate is being replaced: until that is done the earlier state stays.
                         kept[name] = state
                     continue
                 if state is None or not state.deployment.is_same_server(deployment):
-                    # What is in flight at the server before ends there, and says nothing about this one.
+                    # Calls in flight at the earlier server end there, and say nothing about the new one.
                     state = DeploymentState(deployment, line, control, self._policy, is_alone=self._is_alone)
                     state.tide = self._tide_for(deployment, control, state)
                 changed.append((state, deployment, line, control))
@@ -95,7 +96,7 @@ class Deployments(dict[str, DeploymentState]):
         return [slots for state in shared for slots in state.own_slots(now_ms)]
 
     def leaving_slots(self) -> Iterable[Slots]:
-        """Those of deployments that are gone are held until their calls have ended."""
+        """Return the slots of deployments that are gone; they are held until their calls have ended."""
         leaving = self._leaving
         self._leaving = [state for state in leaving if state.slots.in_flight]
         return [slots for state in leaving for slots in state.own_slots(math.inf)]
@@ -105,7 +106,7 @@ class Deployments(dict[str, DeploymentState]):
             state.has_share()
 
     def calls_in_flight(self) -> int:
-        """Return how many calls of batch work this process has out."""
+        """Return how many background calls this process has out."""
         return sum(state.in_flight for state in self.values())
 
     def tides(self) -> list[DeploymentTide]:

@@ -1,6 +1,6 @@
 """Keep the limits that deployments reported, and read what other processes and earlier starts learned.
 
-It writes only news, soon and in the background: losing a note costs a few refused calls, never a wrong one. It decides nothing.
+Only news is written, soon and in the background: a lost note costs a few refused calls, never a wrong one. Nothing is decided here.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class DiscoveredLimits:
         self._task = asyncio.create_task(self._run())
 
     def note(self, state: DeploymentState) -> None:
-        """Note new limits of this deployment."""
+        """Note that this deployment reported new limits."""
         self._news[state.deployment.name] = state
         self._rung.set()
 
@@ -48,7 +48,7 @@ class DiscoveredLimits:
             except TimeoutError:
                 continue
             self._rung.clear()
-            # Answers that came together report the same limits: one note is enough for all.
+            # Answers that come together report the same limits, and one write is enough for all.
             await asyncio.sleep(WRITE_AFTER_S)
 
     async def _write(self) -> None:

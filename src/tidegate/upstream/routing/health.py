@@ -1,10 +1,10 @@
-"""The health of a deployment: whether its circuit is open, and which calls it refused. While nothing failed, nothing here is asked.
+"""The health of a deployment: whether its circuit is open, and which calls it refused. Until something fails, none of this is looked at.
 
-A `Breaker` stops the calls to a server that fails, and always probes its way back. It never gives up: while it is open, one call per probe
-interval may go through, for as long as it takes, and any success closes it.
+A `Breaker` stops the calls to a server that fails. While it is open, one call in each probe interval may go through, for as long as it
+takes, and any success closes it.
 
-`Refusals` are 429s, and other failures that came with a Retry-After: until when each refused call waits, and whether refusals are so many
-that the whole deployment rests. One refusal says something about one call; a share of the last calls says something about the deployment.
+`Refusals` are 429s, and other failures with a Retry-After. They hold until when each refused call waits, and tell when there are so
+many that the whole deployment rests: one refusal is about one call, a share of the last calls is about the deployment.
 
 Time is an argument, in the clock's monotonic milliseconds; nothing here waits, logs or calls.
 """
@@ -17,7 +17,7 @@ import msgspec
 
 LAST_CALLS = 100
 
-# So large a share of the last calls, refused, is about the deployment and not about the one call.
+# When so large a share of the last calls was refused, the whole deployment rests.
 HEAVY_SHARE = 0.05
 WAITING_MAX = 10_000
 
@@ -30,7 +30,7 @@ class BreakerState(StrEnum):
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True):
-    """It opens after so many failures in a row, or at a share of failures over enough calls in one window."""
+    """The rules of a breaker: it opens after so many failures in a row, or at a share of failures over enough calls in one window."""
 
     consecutive_failures_max: int = 5
     failure_share_max: float = 0.5
@@ -41,8 +41,9 @@ class BreakerPolicy(msgspec.Struct, frozen=True):
 
 
 class Breaker:
-    """`is_open`, `opened_at_ms` and `ready_at_ms` (the moment from which a call may go through; 0 while it is closed) are for reading; so
-    is `is_calm`: nothing failed since it was made or closed, and a success tells it nothing."""
+    """The breaker of one deployment. `is_open`, `opened_at_ms`, `ready_at_ms` and `is_calm` are for reading. From `ready_at_ms` on a
+    call may go through; it is 0 while the breaker is closed. While `is_calm`, nothing has failed since the breaker was made or closed,
+    and successes need not be reported."""
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self.is_open = False
@@ -50,7 +51,7 @@ class Breaker:
         self.ready_at_ms = 0.0
         self.opened_at_ms = 0.0
         self._policy = policy
-        # A probe beside the calls was answered: the next call may prove that the deployment is healthy.
+        # True when a separate probe was answered: then a user's call may go through, too.
         self.has_answered = False
         self._paused = False
         self._probes_in_flight = 0
@@ -69,28 +70,28 @@ class Breaker:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is open because our key was rejected, also while a probe is out."""
+        """True while the breaker is open because our key was rejected, also while a probe is out."""
         return self.is_open and self._paused
 
     def begin_probe(self, now_ms: float) -> None:
-        """This call is the interval's probe: the next may come one interval later, whether this one has ended or not."""
+        """Make this call the probe of its interval: the next may come one interval later, whether this one has ended or not."""
         self.ready_at_ms = now_ms + self._interval_ms()
         self.has_answered = False
         self._probes_in_flight += 1
 
     def probe_answered(self) -> None:
-        """The deployment answered a question that was asked beside the calls."""
+        """Note that the deployment answered a separate probe."""
         self.has_answered = True
 
     def try_at_once(self) -> None:
-        """The next probe is due now."""
+        """Make the next probe due now."""
         self.ready_at_ms = 0.0
 
     def end_probe(self) -> None:
         self._probes_in_flight -= 1
 
     def succeeded(self) -> bool:
-        """The deployment answered. True when this closed the breaker."""
+        """Note that the deployment answered. Return True when this closed the breaker."""
         self._consecutive = 0
         self._answered += 1
         if not self.is_open:
@@ -101,10 +102,10 @@ class Breaker:
         return True
 
     def failed(self, now_ms: float) -> bool:
-        """The deployment failed. True when this opened the breaker."""
+        """Note that the deployment failed. Return True when this opened the breaker."""
         policy = self._policy
         if self.is_calm or now_ms - self._window_from_ms > policy.share_window_ms:
-            # The window begins with a failure: what went well before it is no reason to wait longer now.
+            # The window begins with a failure, so that earlier successes do not delay the breaker.
             self.is_calm = False
             self._window_from_ms = now_ms
             self._answered = self._failed = 0
@@ -123,7 +124,8 @@ class Breaker:
         return True
 
     def key_rejected(self, now_ms: float) -> bool:
-        """Our key is refused: only a person can fix that, so the probes are rarer. True when this paused the deployment."""
+        """Open the breaker because our key was refused. Only a person can fix that, so probes are rarer. Return True when this paused
+        the deployment."""
         newly = not self._paused
         if newly:
             self.opened_at_ms = now_ms
@@ -137,16 +139,16 @@ class Breaker:
 
 
 class Refusals:
-    """`waiting` is until when refused calls wait, by their keys: for reading."""
+    """The refused calls of one deployment. `waiting` holds until when each of them waits, by their keys: for reading."""
 
     def __init__(self) -> None:
-        # Which of the calls that ended were refused, by their number among them.
+        # The numbers of the refused calls among those that ended.
         self._refused: deque[int] = deque(maxlen=LAST_CALLS)
         self.waiting: OrderedDict[str, float] = OrderedDict()
 
     def refused(self, idempotency_key: str, until_ms: float, ended: int) -> float:
-        """A call was refused until this moment, the last of so many that ended; a longer wait of the same call wins. Returns until when
-        calls wait that had to be forgotten because too many do: 0 when there are none."""
+        """Note that a call was refused until this moment, the last of `ended` calls; a longer wait of the same call wins. When too many
+        calls wait, the oldest are forgotten: return until when those wait, or 0 when there are none."""
         self._refused.append(ended)
         waiting = self.waiting
         waiting[idempotency_key] = max(until_ms, waiting.get(idempotency_key, 0.0))
@@ -157,17 +159,17 @@ class Refusals:
         return forgotten_ms
 
     def pass_on(self, idempotency_key: str, others: Iterable[str]) -> None:
-        """These calls went in one with a call that was refused: they wait as it does."""
+        """Let these calls wait as long as a refused call in which they were sent together."""
         until_ms = self.waiting.get(idempotency_key)
         if until_ms is not None:
             self.waiting.update(dict.fromkeys(others, until_ms))
 
     def are_heavy(self, ended: int, in_flight: int) -> bool:
-        """Whether the deployment refused 5 % or more of the last 100 of so many calls that ended. Those in flight count too: a refusal
-        comes at once, and answers take longer."""
+        """Return whether the deployment refused 5 % or more of the last 100 calls. Calls in flight count too, because a refusal comes
+        at once and answers take longer."""
         lately = sum(number > ended - LAST_CALLS for number in self._refused)
         return lately >= HEAVY_SHARE * min(ended + in_flight, LAST_CALLS)
 
     def waits_until_ms(self, idempotency_key: str) -> float:
-        """Until when this call must not go to this deployment; 0 when it never was refused there."""
+        """The moment until which this call must not go to this deployment; 0 when it was never refused there."""
         return self.waiting.get(idempotency_key, 0.0)

@@ -1,8 +1,8 @@
-"""How many calls at once those behind them may have: a key, a user, a tenant; over every process never above the cap.
+"""The calls that a key, a user or a tenant may have at once; over all processes they never exceed the cap.
 
-A slot is taken per call, right before a deployment is looked for, and given back when the call ends, however it ends. A few calls wait
-here for a slot, so that one is never idle; the others are put off, for a call that waits takes up the slot of one that could go. It knows
-no deployment and no budget.
+A call takes a slot right before a deployment is looked for, and gives it back however it ends. A few calls wait here, so that no slot
+stays idle; the others are put off, because a waiting call takes the place of one that could go. This module knows no deployment and no
+budget.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from tidegate.core.ports import Clock
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.slots import SlotDemand, Slots
 
-# The names of these slots stand beside those of deployments and models.
+# Prefix that keeps these names apart from those of deployments and models.
 PREFIX = "parallel:"
 WAIT_S = 2.0
 WAITERS_MAX = 16
@@ -23,7 +23,7 @@ Wanted = tuple[tuple[str, int], ...]
 
 
 class _NamedSlots(Slots):
-    """Those of one name, and the calls that wait for one."""
+    """The slots of one name, with the calls that wait for one."""
 
     __slots__ = ("line",)
 
@@ -32,11 +32,11 @@ class _NamedSlots(Slots):
         self.line = WaitLine()
 
     def wanted(self) -> int:
-        """As many as are needed now: the slots of a key that sends nothing are for others."""
+        """Return how many slots are needed now. A key that sends nothing needs none, so they go to others."""
         return min(self.in_flight + len(self.line), self.cap)
 
     def call_waiting(self) -> None:
-        """Give as many turns as there are slots free, to those that have waited longest."""
+        """Give a turn for each free slot, to the calls that have waited longest."""
         for _ in range(self.free):
             if not self.line.call_first():
                 return
@@ -49,7 +49,7 @@ class KeySlots:
         self._names: dict[str, _NamedSlots] = {}
 
     async def take_slots(self, wanted: Wanted) -> "TakenKeySlots":
-        """Take a slot of each of these names; Withheld when one of them has none in time."""
+        """Take a slot of each of these names; raise Withheld when one of them has none in time."""
         end_s = asyncio.get_running_loop().time() + WAIT_S
         try:
             while (lacking := self._lacking(wanted)) is not None:
@@ -70,7 +70,8 @@ class KeySlots:
         self._forget_unused(wanted)
 
     def _forget_unused(self, wanted: Wanted) -> None:
-        """Callers choose the names of users: what is not needed must not pile up. What is shared goes when its share does."""
+        """Forget these names where nothing is in flight or waits, because callers choose the names of users and could fill the table.
+        Shared slots are forgotten when their share is gone."""
         if not self._demand.is_alone:
             return
         for name, _ in wanted:
@@ -79,7 +80,7 @@ class KeySlots:
                 del self._names[name]
 
     def _lacking(self, wanted: Wanted) -> _NamedSlots | None:
-        """The first of these names without a free slot."""
+        """Return the first of these names that has no free slot."""
         is_alone = self._demand.is_alone
         is_ours = self._demand.own_until_ms() > self._clock.monotonic_ms()
         for name, cap in wanted:
@@ -101,7 +102,7 @@ class KeySlots:
                 return
             except BaseException as stopped:
                 if slots.line.give_up(turn):
-                    # It was this one's turn, and it goes away: the next has it.
+                    # The call leaves although its turn came, so the next call gets the turn.
                     slots.call_waiting()
                 if not isinstance(stopped, TimeoutError):
                     raise
@@ -112,7 +113,7 @@ class KeySlots:
             code="max_parallel_requests_exceeded",
         )
 
-    # What is shared with other processes.
+    # The owner of slots that are shared with other processes.
 
     def slots(self) -> Iterable[Slots]:
         return list(self._names.values())
@@ -128,7 +129,8 @@ class KeySlots:
 
 
 class TakenKeySlots:
-    """The slots of one call, to be given back once. From `until_ms` on they may be another process's: no call begins on them then."""
+    """The slots that one call took, to be given back once. From `until_ms` on they may belong to another process, and no call begins on
+    them."""
 
     __slots__ = ("_slots", "_wanted", "until_ms")
 

@@ -1,7 +1,7 @@
-"""Hints about a call for an engine or a router behind us: a field of its body, a few headers, the upstream's name of its model.
+"""Hints about a call, for the engine or router that gets it: a field of its body, a few headers, the upstream's name of its model.
 
-Bodies are the callers' bytes. A field is put in front of theirs without writing the body again; only a resource's call, whose model has
-another name upstream, is put together again, each value as the bytes that it was. Tenants can be distinguished, and are never named.
+Bodies are the callers' bytes. The field is put in front of them without parsing the body. Only a call whose model has another name
+upstream is built again, with the original bytes of every other value. Tenants can be distinguished, but are never named.
 """
 
 from hashlib import blake2b
@@ -17,7 +17,7 @@ NAMES_MAX = 4_096
 
 
 class PriorityHints:
-    """The hints for one deployment. `is_silent` when there are none, so that most calls pay nothing for this."""
+    """The hints for one deployment. `is_silent` is true when there are none, so that most calls skip this."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._hints = hints = deployment.hints
@@ -28,7 +28,7 @@ class PriorityHints:
         self.is_silent = not self._field and not any(headers)
 
     def body(self, body: bytes) -> bytes:
-        """The body with the priority in front, unless the caller gave one."""
+        """Return the body with the priority in front, unless the caller gave one."""
         if not self._field:
             return body
         if self._field in body and _has(body, self._hints.priority_field):
@@ -41,7 +41,7 @@ class PriorityHints:
         return b"%b%b%b%b" % (body[:at], self._member, comma, rest)
 
     def headers(self, call: Call, left_ms: float) -> bytes:
-        """Header lines for this call, each with its line end."""
+        """Return header lines for this call, each with its line end."""
         hints = self._hints
         lines = b""
         if hints.objective_header:
@@ -55,7 +55,7 @@ class PriorityHints:
         return lines
 
     def _name_of(self, text: str) -> bytes:
-        """A name that tells apart and says nothing else, and that fits a header whatever the text is."""
+        """Return a name that is different for each text and reveals nothing else of it, and that fits into a header."""
         name = self._names.get(text)
         if name is None:
             if len(self._names) >= NAMES_MAX:
@@ -65,7 +65,7 @@ class PriorityHints:
 
 
 def renamed(body: bytes, model: str) -> bytes:
-    """The same request for another name of its model: every other value stays the bytes that it was."""
+    """Return the same request with another name of its model; every other value keeps its bytes."""
     try:
         members = _object.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -78,5 +78,5 @@ def _has(body: bytes, name: str) -> bool:
     try:
         return name in _object.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        # Not an object: whatever the upstream says to it, it is not for us to change.
+        # The body is no object, so it is sent unchanged and the upstream answers it.
         return True

@@ -1,6 +1,6 @@
-"""Two cheap questions to a deployment, over the control client: is anybody there, and which models do you serve?
+"""Two cheap questions to a deployment, over the control client: does it answer, and which models does it serve?
 
-The first spares items: while a breaker is open, a server that does not even answer `GET /models` gets no item to fail. The
+The first saves items: while a breaker is open, a server that does not even answer `GET /models` gets no item that would fail. The
 second is for `doctor` and for `/v1/models`. Neither counts as a call, and neither changes a deployment's health by itself.
 """
 
@@ -20,7 +20,7 @@ from tidegate.upstream.routing.deployment_state import FAILING, DeploymentState
 PROBE_TIMEOUT_S = 5.0
 MODELS_ENDPOINT = "/v1/models"
 
-# Probes and questions of `doctor` have a few connections of their own, so that a full pool cannot make a server look ill.
+# Probes and questions of `doctor` have a few connections of their own, so that a full pool cannot make a server look unhealthy.
 CONTROL_LIMITS = HttpLimits(
     connect_timeout_s=5,
     read_timeout_s=5,
@@ -31,16 +31,16 @@ CONTROL_LIMITS = HttpLimits(
     response_bytes_max=1024 * 1024,
 )
 
-# What a server says of a model is shown to others: nothing that is longer or larger than such a thing can be.
+# What a server reports of a model is shown to callers, so longer or larger values than make sense are dropped.
 COUNT_MAX = 200_000_000_000
 WORDS_CHARS_MAX = 255
 
-# A server whose GET is broken though its POST works would get no call for ever, so now and then an item is sent without a probe.
+# A server with a broken GET and a working POST would never get a call, so now and then an item is sent without a probe.
 UNANNOUNCED_EVERY = 12
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """What a server says of a model beside its name; 0 and empty where it says nothing that can be meant."""
+    """A server's report of a model beside its name; 0 and empty where it reports nothing usable."""
 
     created_s: int = 0
     owned_by: str = ""
@@ -48,7 +48,7 @@ class Listed(msgspec.Struct, frozen=True):
     context_tokens: int = 0
 
     def beside(self, other: "Listed") -> "Listed":
-        """Combine with the same model on another server: what both allow holds."""
+        """Combine with the report of another server for the same model; the smaller context holds."""
         contexts = [one.context_tokens for one in (self, other) if one.context_tokens]
         return Listed(
             self.created_s or other.created_s,
@@ -76,7 +76,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class _Model(msgspec.Struct):
-    """OpenAI's and Anthropic's words, and what vLLM and SGLang add; what is not as it should be is passed over."""
+    """A model as OpenAI and Anthropic describe it, with what vLLM and SGLang add; values of the wrong type are passed over."""
 
     id: str
     created: object = None
@@ -92,7 +92,7 @@ class _Models(msgspec.Struct):
 
 
 async def probe(state: DeploymentState) -> None:
-    """Raise Unavailable when the server is plainly not there: then the item that was to be the probe is not used up."""
+    """Raise Unavailable when the server is plainly not there, so that the item that was to be the probe is not used up."""
     if state.count_probe() % UNANNOUNCED_EVERY == 0:
         return
     try:
@@ -117,7 +117,7 @@ class SideProbes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def ask(self, state: DeploymentState) -> None:
-        """Ask once, while others go on; what is answered shows in the deployment's breaker."""
+        """Ask once while calls go on; the answer shows in the deployment's breaker."""
         name = state.deployment.name
         if name not in self._tasks:
             self._tasks[name] = task = asyncio.create_task(self._ask(state))
@@ -143,7 +143,7 @@ class SideProbes:
 async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
     began_ms = clock.monotonic_ms()
     name = state.deployment.name
-    # Anthropic lists twenty where it is not asked for more.
+    # Anthropic lists twenty models unless more are asked for.
     endpoint = f"{MODELS_ENDPOINT}?limit=1000" if state.deployment.engine is EngineKind.ANTHROPIC else MODELS_ENDPOINT
     try:
         status, headers, body = await state.control.get(state.url(endpoint), timeout_s)
@@ -177,7 +177,7 @@ async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PR
 
 
 async def knows_model(state: DeploymentState, model: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a server knows a model by its name, though it may not list it."""
+    """Return whether a server knows a model by its name, though it may not list it."""
     try:
         reply = await state.control.get(state.url(f"{MODELS_ENDPOINT}/{quote(model, safe='')}"), timeout_s)
     except UpstreamError:

@@ -1,9 +1,9 @@
-"""Where the calls for one name go: its deployments, the budgets that bind them there, and which of them a prefix sticks to.
+"""The route of a name: its deployments, the budgets that bind calls there, and the deployment that a prefix sticks to.
 
-A name is a model's or a resource's. A resource's limit takes the place of the deployment's for the period that it names, and is then one
-budget of the resource's own over all of its deployments; what a resource leaves open it shares with everyone on the deployment. What a
-deployment reports of itself binds everyone. Deployments of a later `order` and a resource's fallbacks are routes of their own, the latter
-under their own budgets. This module sends nothing and asks no other part.
+A name is a model's or a resource's. A resource's limit replaces the deployment's for the period that it names, and is then one budget
+of the resource over all of its deployments. For other periods the resource shares the deployment's limits with all callers. Limits that
+a deployment reports bind all callers. Deployments of a later `order` and a resource's fallbacks are routes of their own, the fallbacks
+with their own budgets. This module sends nothing and asks no other part.
 """
 
 import math
@@ -17,16 +17,16 @@ from tidegate.core.nouns import Call
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.priority_hints import renamed
 
-# A deployment may have this much more than its part before a prefix is served elsewhere: a warm cache is worth a short queue.
+# A prefix stays at a deployment until that has this much more than its part: a warm cache is worth a short queue.
 STICKY_LOAD_MAX = 1.25
 
-# A fallback's name, empty for the route's own, and which of its deployments in the order of failover.
+# A fallback's name (empty for the route's own), and the `order` of its deployments.
 Place = tuple[str, int]
 
 
 class NameRoute:
-    """The deployments of a name. They change while calls are out: a call that waits along a route sees those that it has now. After
-    them come its `fallbacks`."""
+    """The deployments of a name. They may change while calls are out: a waiting call sees the current ones. After them come its
+    `fallbacks`."""
 
     def __init__(self, states: Sequence[DeploymentState] = (), resource: Resource | None = None) -> None:
         self.states: list[DeploymentState] = []
@@ -47,11 +47,11 @@ class NameRoute:
     def assign(
         self, states: Sequence[DeploymentState], resource: Resource | None = None, *, is_fallback: bool = False
     ) -> None:
-        """Lead to these from now on. A call that comes by another name is sent under the model's own."""
+        """Lead to these deployments from now on. A call by a resource's name is sent under the model's own name."""
         self.states = [state for state in states if state.deployment.takes_background]
         self.interactive_states = [state for state in states if state.deployment.takes_interactive]
         self.queued_states = [state for state in self.states if state.queued_line is not None]
-        # The caller of a flex call waits for its answer, so it may not lie in a queue.
+        # The caller of a flex call waits for its answer, so the call may not be queued.
         self.flex_states = [state for state in self.states if state.queued_line is None]
         self.items_per_call = max((state.deployment.items_per_call_max for state in self.states), default=1)
         self.own_budgets = ()
@@ -69,13 +69,13 @@ class NameRoute:
         self._sum_up()
 
     def narrowed(self, states: list[DeploymentState]) -> "NameRoute":
-        """Return this route over these of its deployments only, for one call."""
+        """Return this route with only these deployments, for one call."""
         narrow = copy(self)
         narrow.states = states
         return narrow
 
     def fall_back_to(self, found: Mapping[Place, tuple[Sequence[DeploymentState], Resource | None]]) -> None:
-        """After its own deployments come these, in order: what is left of its own name, and then other names."""
+        """Set the fallbacks, in order: first the later deployments of the route's own name, then other names."""
         for place, route in self._by_place.items():
             if place not in found:
                 route.assign(())
@@ -86,9 +86,12 @@ class NameRoute:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """Note what every call asks: whether batch work, flex and interactive calls lead anywhere, its fallbacks included; and whether a
-        call goes straight to one of its deployments, because nothing comes after them and it can lie in no queue but one. A failover
-        between engines of different shapes asks for another translation."""
+        """Sum up what every call asks: whether background, flex and interactive calls lead anywhere, fallbacks included; whether a call
+        goes straight to one deployment; and whether all engines take one shape.
+
+        A call goes straight where no fallbacks follow and it can wait in no more than one queue. A failover between engines of
+        different shapes needs another translation.
+        """
         ways = (self, *self.fallbacks)
         engines = {state.deployment.engine for one in ways for state in (*one.states, *one.interactive_states)}
         for one in ways:
@@ -99,30 +102,30 @@ class NameRoute:
         self.is_direct = not self.fallbacks and not (self.queued_states and len(self.states) > 1)
 
     def ways(self, models: frozenset[str]) -> "tuple[NameRoute, ...]":
-        """This route and then its fallbacks, without those that lead to a model which is not among these; none named: all."""
+        """Return this route and then its fallbacks, only those that lead to one of these models; all when no models are given."""
         if not models:
             return (self, *self.fallbacks)
         return (self, *(one for one in self.fallbacks if not one._model or one._model in models))
 
     def has_failed(self, call: Call) -> bool:
-        """Whether every deployment of this route failed this call before."""
+        """Return whether every deployment of this route failed this call before."""
         return bool(self.states) and all(state.has_failed(call.idempotency_key) for state in self.states)
 
     def model_of(self, model: str) -> str:
-        """The model itself, when this name is a resource's."""
+        """Return the model that a resource's name leads to; any other name is a model's own."""
         return self._model or model
 
     def total_s(self, state: DeploymentState, endpoint: str) -> float:
-        """How long a whole call for this name may take on this deployment."""
+        """Return how long a whole call for this name may take on this deployment."""
         return state.total_s(endpoint) if self._total_s is None else self._total_s
 
     def body(self, state: DeploymentState, body: bytes) -> bytes:
-        """The request with the name by which the deployment knows the model."""
+        """Return the request with the name by which the deployment knows the model."""
         model = state.deployment.upstream_model or self._model
         return renamed(body, model) if model else body
 
     def budgets(self, state: DeploymentState) -> tuple[Budget, ...]:
-        """What binds a call for this name on this deployment, beside its own."""
+        """Return the budgets that bind a call for this name on this deployment, beside the call's own."""
         if not self.own_budgets:
             return state.budgets
         made = self._made.get(state.deployment.name)
@@ -142,7 +145,7 @@ class NameRoute:
 
 
 class Routes:
-    """The route of every name, and the one of all other names."""
+    """The route of each name, and one route for all other names."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, NameRoute] = {}
@@ -152,7 +155,7 @@ class Routes:
         return self._by_name.get(name) or self._any
 
     def is_retry(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
-        """Whether this deployment failed this call before. A failover from another deployment is a first attempt here.
+        """Return whether this deployment failed this call before. A failover from another deployment is a first attempt here.
 
         A call whose failures another process saw counts as a retry where it has no other deployment, or where calls failed lately.
         """
@@ -167,18 +170,19 @@ class Routes:
         return not others or state.has_failed_lately(now_ms)
 
     def may_try(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
-        """Whether the retry budget of this deployment allows this call now."""
+        """Return whether the retry budget of this deployment allows this call now."""
         return state.budget.allows_retry(now_ms) or not self.is_retry(state, call, now_ms)
 
     def all(self) -> Iterable[NameRoute]:
         return (*self._by_name.values(), self._any)
 
     def names(self) -> list[str]:
-        """Every name that leads somewhere."""
+        """Return every name that leads to a deployment."""
         return [name for name, route in self._by_name.items() if route.states or route.interactive_states]
 
     def assign(self, states: Iterable[DeploymentState], resources: Iterable[Resource]) -> dict[str, str]:
-        """From now on every name leads to these; a name that is gone leads nowhere. Says which resources do not, and why."""
+        """Assign deployments to every name from now on; a name that is gone leads nowhere. Return the resources that lead nowhere, each
+        with the reason."""
         by_model: dict[str, list[DeploymentState]] = {}
         for_any: list[DeploymentState] = []
         for state in states:
@@ -218,7 +222,7 @@ def _lead_in_order(
     own: Resource | None,
     later: Mapping[str, tuple[Sequence[DeploymentState], Resource]],
 ) -> None:
-    """Lead to the deployments that come first, and fall back to those that come later, by their own order."""
+    """Lead to the deployments with the lowest `order`, and fall back to the later ones in their order."""
     places: dict[Place, tuple[Sequence[DeploymentState], Resource | None]] = {}
     for name, (some, resource) in {"": (states, own), **later}.items():
         for order in sorted({state.deployment.order for state in some}):
@@ -229,7 +233,7 @@ def _lead_in_order(
 
 
 def stick(fit: Sequence[DeploymentState], group: str) -> DeploymentState | None:
-    """The deployment among these that a prefix's calls go to, in every process the same one, unless it has too much already."""
+    """Return the deployment that a prefix's calls go to, the same one in every process, or the next where it has too much already."""
     weights = sum(state.weight for state in fit)
     calls = sum(state.in_flight for state in fit) + 1
     ranked = sorted(fit, key=lambda state: _rank(state, group))
@@ -240,6 +244,6 @@ def stick(fit: Sequence[DeploymentState], group: str) -> DeploymentState | None:
 
 
 def _rank(state: DeploymentState, group: str) -> float:
-    """Rendezvous hashing by weight: a deployment that comes or goes moves only what is its own part."""
+    """Rank by rendezvous hashing with weights: a deployment that comes or goes moves only its own part of the prefixes."""
     digest = blake2b(f"{state.deployment.name}\0{group}".encode("utf-8", "replace"), digest_size=8).digest()
     return -math.log((int.from_bytes(digest) + 1) / 2**64) / state.weight

@@ -1,9 +1,9 @@
-"""How many calls this process may have in flight under a name, over every process never above the name's cap.
+"""The calls that this process may have in flight under a name; over all processes they never exceed the name's cap.
 
-A name is a deployment's, a model's, a key's, or that of everything. With the embedded store there is one process and the caps are its own.
-With several, one loop asks the Limits port for this process's share of each: often while it needs more, twice a second otherwise. Before
-the first answer it has none. A share is kept while the store cannot be reached, until this process may be taken for dead: then its slots
-are others'. A call that was admitted before that moment looks at it once more right before it is sent.
+A name stands for a deployment, a model, a key, or all calls. With the embedded store there is one process, and it has all slots. With
+several processes, a loop asks the Limits port for this process's share of each name: often while it needs more, twice a second
+otherwise. Before the first answer it has none. A share is kept while the store cannot be reached, until other processes may take this
+one for dead: then its slots are theirs. A call that was admitted before that moment checks it once more right before it is sent.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ STEP_MAX = 4
 MODEL = "model:"
 GLOBAL = "global"
 
-# Slots that were asked for and that no call has looked at since are kept for so many questions, at two a second.
+# Slots that were asked for and that no call has looked at since are kept for so many rounds, at two a second.
 UNSEEN_ROUNDS_MAX = 30
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What is shared with other processes, and how much of it there is in all.
+    """The limits and reports that processes share.
 
-    `limits` keeps the budgets. With `worker_id` slots are shared too: it names this process, and is asked each time. Without it this is the
-    only process. `safe_until_ms` is the monotonic moment until which the others surely count this process as alive, asked each time too.
-    `rests` tells others who asked to be left alone, `fleet` what calls each has out, `notices` at once how many of them are interactive. 0
-    and no entry mean no cap; `in_flight_max` is this process's own. Without `runs_items` this process has no worker: its only batch calls
-    are flex calls.
+    `limits` keeps the budgets. With `worker_id` slots are shared too: it returns the id of this process, and is called each time.
+    Without it this is the only process. `safe_until_ms` returns the monotonic moment until which the others surely count this process
+    as alive. `rests` shares rests that deployments asked for, `fleet` the calls that each process has out, and `notices` reports at
+    once how many of them are interactive. 0 and no entry mean no cap; `in_flight_max` holds for this process alone. Without
+    `runs_items` this process has no worker: its only background calls are flex calls.
     """
 
     limits: Limits | None = None
@@ -85,28 +85,28 @@ class Slots:
         return self.share - self.in_flight
 
     def set_cap(self, cap: int, *, is_alone: bool) -> None:
-        """Change the cap; where there is no other process, all of it is this one's."""
+        """Change the cap; where there is no other process, this one has all slots."""
         self.cap = cap
         self.share = cap if is_alone else min(self.share, cap)
 
     def note_short(self) -> None:
-        """Note that a call found none free."""
+        """Note that a call found no slot free."""
         self.is_short = True
 
     def note_asked(self) -> None:
-        """Note that a worker would send if there were any."""
+        """Note that a worker would send if there were slots."""
         self.is_asked = True
 
     def note_seen(self) -> None:
-        """Note that a caller saw some free; a call that takes one has seen it."""
+        """Note that a caller saw free slots; a call that takes one has seen it."""
         self.is_seen = True
 
     def keep_spare(self, count: int) -> None:
-        """Want so many beside those in flight, for calls that may come at any moment."""
+        """Ask for so many slots beside those in use, for calls that may come at any moment."""
         self.spare = count
 
     def count(self, in_flight: int) -> None:
-        """Take over what is in flight already."""
+        """Set how many calls are in flight already."""
         self.in_flight = in_flight
 
     def take_slot(self) -> None:
@@ -119,9 +119,9 @@ class Slots:
         self.in_flight -= 1
 
     def wanted(self) -> int:
-        """How many are worth asking for: twice as many when there were too few, else a little more than were used."""
+        """Return how many slots are worth asking for: twice as many when there were too few, else a little more than were used."""
         if self.is_short:
-            # Of a small cap not all at once: another process may need some in the next moment.
+            # Of a small cap, do not ask for all at once: another process may need some in the next moment.
             wanted = max(2 * self.share, self.in_flight + min(STEP_MAX, max(1, self.cap // 3)))
         elif self.highest:
             wanted = self.highest + self.highest // 4 + 1
@@ -130,16 +130,16 @@ class Slots:
         return min(max(wanted, self.in_flight + self.spare if self.spare else 0), self.cap)
 
     def let_go(self, wanted: int) -> int:
-        """Begin nothing that needs more than is wanted; says how many may be in flight until the next share."""
+        """Lower the share to what is wanted, but not below the calls in flight. Return how many may be in flight until the next share."""
         self.share = min(self.share, max(wanted, self.in_flight))
         return max(self.share, self.in_flight)
 
     def grant(self, share: int) -> None:
-        """So many are this process's until the next answer."""
+        """Set this process's share until the next answer."""
         self.share = min(share, self.cap)
         self.highest = self.in_flight
         self.is_short = False
-        # A caller that asked looks again only at its next poll: slots that came meanwhile are kept until then, or it would never find them.
+        # A caller that asked looks again only at its next poll. Slots that came meanwhile are kept until then, or it would never find them.
         self._unseen_rounds = 0 if self.is_seen or not self.is_asked else self._unseen_rounds + 1
         if not 0 < self._unseen_rounds <= UNSEEN_ROUNDS_MAX:
             self.is_asked = False
@@ -148,32 +148,32 @@ class Slots:
 
 
 class SlotOwner(Protocol):
-    """Has slots that are shared with other processes."""
+    """An owner of slots that are shared with other processes."""
 
     def slots(self) -> Iterable[Slots]:
-        """Those of which a share is asked for now."""
+        """Return the slots for which a share is asked now."""
 
     def leaving_slots(self) -> Iterable[Slots]:
-        """Those of which nothing more begins: what is in flight stays held, the rest is given back."""
+        """Return the slots on which no call begins any more: those in use stay held, the rest is given back."""
 
     def has_shares(self) -> None:
-        """An answer came, and every slot of `slots` has its share."""
+        """Use the new shares, which every one of `slots` has now."""
 
 
 class ModelSlots:
-    """Calls of batch work in flight per model and in all, for the names that have a cap. The model's is asked before the one over all."""
+    """Background calls in flight by model and in all, for names that have a cap. The model's cap is checked before the one over all."""
 
     def __init__(self, model_max: Mapping[str, int], all_max: int, *, is_alone: bool) -> None:
         self._is_alone = is_alone
         self._all = Slots(GLOBAL, all_max, all_max if is_alone else 0) if all_max else None
         self._by_model: dict[str, Slots] = {}
         self._lifted: list[Slots] = []
-        # All that is out, also of models without a cap: they may get one while it is.
+        # Calls out, also for models without a cap: they may get one while calls are out.
         self._out: dict[str, int] = {}
         self.allow(model_max)
 
     def allow(self, model_max: Mapping[str, int] | None) -> None:
-        """These are the models' caps from now on; None leaves them. Where slots are shared, a new cap gives some only after an answer."""
+        """Set the models' caps; None leaves them. Where slots are shared, a new cap gives slots only after an answer."""
         if model_max is None:
             return
         self._lifted += [one for model, one in self._by_model.items() if model not in model_max]
@@ -185,7 +185,7 @@ class ModelSlots:
         self.has_caps = self._all is not None or bool(self._by_model)
 
     def room(self, model: str) -> float:
-        """How many more calls for this model may go out."""
+        """Return how many more calls for this model may go out."""
         room = math.inf
         for one in (self._by_model.get(model), self._all):
             if one is not None:
@@ -193,14 +193,14 @@ class ModelSlots:
         return room
 
     def note_short(self, model: str) -> None:
-        """Note which cap leaves no room for calls of this model, if one does."""
+        """Note the cap that leaves no room for calls of this model, if one does."""
         for one in (self._by_model.get(model), self._all):
             if one is not None and one.free < 1:
                 one.note_short()
                 break
 
     def ask_for(self, model: str) -> None:
-        """Calls for this model would go out if there were slots."""
+        """Note that calls for this model would go out if there were slots."""
         for one in (self._by_model.get(model), self._all):
             if one is not None:
                 one.note_asked()
@@ -219,7 +219,7 @@ class ModelSlots:
         if count:
             self._out[model] = count
         else:
-            # Callers choose the names of models: what is not needed must not pile up.
+            # Callers choose the names of models, so the table must not grow without a limit.
             del self._out[model]
         if not self.has_caps:
             return
@@ -232,7 +232,7 @@ class ModelSlots:
         return [*self._by_model.values(), *(() if self._all is None else (self._all,))]
 
     def leaving_slots(self) -> Iterable[Slots]:
-        # No call counts under a cap that is gone: what was held of it is given back.
+        # No call counts under a cap that is gone, so its slots are given back.
         lifted, self._lifted = self._lifted, []
         return [Slots(one.name, one.cap, 0) for one in lifted]
 
@@ -241,7 +241,7 @@ class ModelSlots:
 
 
 class RoomSignal:
-    """Wake waiting calls and listeners, because more may go than before. `line` is where calls wait: for reading."""
+    """The signal that more calls may go than before. It wakes waiting calls and listeners. `line` is where calls wait: for reading."""
 
     def __init__(self, line: WaitLine) -> None:
         self.line = line
@@ -251,7 +251,7 @@ class RoomSignal:
         self._listeners.append(tell)
 
     def wake(self) -> None:
-        """Something came free here: the first in line may wait for another model than the one whose slot it is, so all look again."""
+        """Let all waiting calls look again. The first in line may wait for another model than the one that has room."""
         if self.line.turns:
             self.line.call_all()
 
@@ -266,7 +266,7 @@ class OthersWord(Protocol):
 
 
 class SlotSeeker(Protocol):
-    """A deployment for whose slots calls look."""
+    """A deployment at which calls look for slots."""
 
     def ask_for_slots(self) -> None: ...
 
@@ -276,10 +276,11 @@ class SlotSeeker(Protocol):
 
 
 class SlotDemand:
-    """What calls note for the loop that shares slots: which they found, and which they lack. It also knows whose the slots at hand are.
+    """The notes of calls for the loop that shares slots: the slots that they found, and those that they lack. It also knows for which
+    life of this process the slots were given.
 
-    `worker_id` is asked each time, for a process may begin a new life. Without it this is the only process, and all slots are its own.
-    `safe_until_ms` is the moment until which this life surely lasts.
+    `worker_id` is called each time, because a process may begin a new life. Without it this is the only process, and it has all slots.
+    `safe_until_ms` returns the moment until which this life surely lasts.
     """
 
     def __init__(
@@ -297,7 +298,7 @@ class SlotDemand:
         self._urgent = asyncio.Event()
 
     def own_until_ms(self) -> float:
-        """The moment until which the slots at hand are this process's; in the past when a life had them that was declared gone."""
+        """The moment until which the slots at hand belong to this process; in the past when they were given to an earlier life."""
         if self._worker_id is None:
             return math.inf
         return self._safe_until_ms() if self._given_to == self._worker_id() else -math.inf
@@ -327,13 +328,13 @@ class SlotDemand:
         self._model_slots.ask_for(model)
 
     def note_interactive(self, states: Iterable[SlotSeeker], owner: str) -> None:
-        """Note which of these deployments have no slot for an interactive call of this owner."""
+        """Note the deployments among these that have no slot for an interactive call of this owner."""
         if not self.is_alone:
             for state in states:
                 state.note_interactive_demand(owner)
 
     def hurry(self, *, is_urgent: bool = False) -> None:
-        """Note that a call was short of a slot; `is_urgent` when someone waits for its answer."""
+        """Note that a call was short of a slot; `is_urgent` when a user waits for its answer."""
         self._hurry.set()
         if is_urgent:
             self._urgent.set()
@@ -343,7 +344,7 @@ class SlotDemand:
         self._urgent.clear()
 
     async def wait(self, timeout_s: float, *, is_urgent: bool) -> None:
-        """Wait until a call is short of a slot, and not longer than this."""
+        """Wait until a call is short of a slot, but at most `timeout_s`."""
         event = self._urgent if is_urgent else self._hurry
         if event.is_set():
             return
@@ -355,9 +356,9 @@ class SlotDemand:
 
 
 class SlotSharing:
-    """The loop that keeps this process's shares.
+    """The loop that keeps this process's shares up to date.
 
-    `others` is what other processes say of deployments and models: it is obeyed at each round.
+    `others` holds the rests that other processes report, which are obeyed in each round.
     """
 
     def __init__(
@@ -396,14 +397,14 @@ class SlotSharing:
                 self._reached = False
             except Exception as error:
                 log.error("slots_crashed", kind=type(error).__name__)
-            # A process that is short asks again soon, as long as that brings more; a full deployment is asked at an easy pace.
+            # A process that is short asks again soon, as long as that brings more; otherwise it asks at a slow pace.
             await asyncio.sleep(HURRY_S)
             if not grew:
                 await self._demand.wait(PERIOD_S - HURRY_S, is_urgent=True)
             await self._demand.wait(PERIOD_S, is_urgent=False)
 
     async def _ask(self) -> bool:
-        """True when this brought more slots."""
+        """Ask for shares. Return True when this brought more slots."""
         wanted: dict[str, int] = {}
         in_use: dict[str, int] = {}
         caps: dict[str, int] = {}
@@ -417,7 +418,7 @@ class SlotSharing:
             wanted.setdefault(one.name, 0)
             in_use[one.name] = in_use.get(one.name, 0) + one.in_flight
         if not self._holds and not any(wanted.values()) and not any(in_use.values()):
-            # Nothing is wanted and nothing is held: an idle process asks nothing, and the first that is short is answered at once.
+            # Nothing is wanted and nothing is held. An idle process asks nothing, so that its first call is served at once.
             return True
         held = sum(one.share for one in asked)
         self._holds = True

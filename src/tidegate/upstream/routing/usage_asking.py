@@ -1,7 +1,7 @@
-"""Which deployments are asked to say the usage of their streams, and how a request says so.
+"""The request for the usage of streams, and which deployments accept it.
 
-A server that refuses the option is asked again without it, and not asked for it any more while this process runs. Until a server has
-taken the option once, any 400 or 422 may mean it; later only a refusal that names it.
+A call that a server refuses because of the option is sent again without it, and the server gets no further requests with it while this
+process runs. Until a server has accepted the option once, any 400 or 422 may be about it; later only a refusal that names it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _NAMES = (b"stream_options", b"include_usage")
 
 
 class Asking(NamedTuple):
-    """A request that asks for usage. `plain` makes the one without; `is_extra` says that the caller did not ask."""
+    """A request that asks for usage. `plain` makes the request without; `is_extra` is true when the caller did not ask."""
 
     body: bytes
     plain: Callable[[], bytes | None]
@@ -23,23 +23,23 @@ class Asking(NamedTuple):
 
 
 class UsageAsking:
-    """Remembers, by deployment and address, who takes the option."""
+    """The memory of which deployments, by name and address, accept the option."""
 
     def __init__(self) -> None:
         self._takes: dict[tuple[str, str], bool] = {}
 
     def request(self, state: DeploymentState, endpoint: str, body: bytes, *, is_translated: bool) -> Asking | None:
-        """Return how to ask for the usage of this stream; None when the body goes as it is."""
+        """Return a request that asks for the usage of this stream; None when the body stays as it is."""
         if endpoint not in ENDPOINTS:
             return None
         if is_translated:
-            # The translation asked already, and needs the answer.
+            # The translation has asked already, and needs the usage.
             return Asking(body, lambda: without_asking(body), is_extra=False)
         asking = asking_for_usage(body)
         return None if asking is None else Asking(asking, lambda: body, is_extra=True)
 
     def takes(self, state: DeploymentState) -> bool | None:
-        """Return whether the deployment takes the option; None before the first answer."""
+        """Return whether the deployment accepts the option; None before the first answer."""
         return self._takes.get(_key(state))
 
     def learn(self, state: DeploymentState, *, takes: bool) -> None:
@@ -53,7 +53,7 @@ class UsageAsking:
 
 
 def names_the_option(error: BaseException) -> bool:
-    """Return whether a server's own words turn the option down; some say it with a 500."""
+    """Return whether a server's refusal names the option; some refuse it with a 500."""
     if not isinstance(error, Refused | Ambiguous) or error.status < 400:
         return False
     return any(name in error.body for name in _NAMES)

@@ -1,8 +1,9 @@
-"""What the other processes of an installation have at one deployment: what each reported to the store, and since then in a notice.
+"""The calls that the other processes of an installation have at one deployment, as they reported them to the store and since then in
+notices.
 
-The store is read twice a second and is the truth: it says which processes live. A notice says at once how many interactive calls one
-process has; it counts until a later row of that process is read. Ages decide which of the two is later, so no two processes compare
-clocks. This module sends nothing.
+The store is read twice a second and decides which processes are alive. A notice reports at once how many interactive calls one process
+has; it counts until a later row of that process is read. Ages decide which of the two is later, so no two processes compare clocks.
+This module sends nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +13,11 @@ import msgspec
 
 from tidegate.core.ports import Clock, FleetReport, Present
 
-# The report of another process counts for so long; then it may be gone, or the store may be out of reach.
+# How long a report of another process counts. Later, the process may be gone or the store out of reach.
 REPORT_VALID_MS = 3_000.0
-# Notices go out for so long after the last worker was seen: one that has nothing to send for a moment is not gone.
+# How long notices go out after the last worker was seen: a worker that sends nothing for a moment is not gone.
 WORKERS_MS = 10_000.0
-# So long after the last interactive call passed a gateway, its silence means that no user is there.
+# How long after its last interactive call a gateway counts: while it counts, silence means that no user is there.
 GATEWAY_MS = 600_000.0
 PEERS_MAX = 1_000
 COUNT_MAX = 1_000_000
@@ -34,14 +35,14 @@ NO_USERS = Users(0, 0)
 
 
 class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process says what users it has, by deployment."""
+    """A notice of how many users one process has, by deployment."""
 
     process: str
     users: dict[str, Users]
 
 
 def encode_notices(process: str, users: Mapping[str, Users]) -> Iterator[str]:
-    """Return these as few notices as they fit into."""
+    """Return these users in as few notices as they fit into."""
     some: dict[str, Users] = {}
     chars = 0
     for name, one in users.items():
@@ -49,14 +50,14 @@ def encode_notices(process: str, users: Mapping[str, Users]) -> Iterator[str]:
             yield msgspec.json.encode(Notice(process, some)).decode()
             some, chars = {}, 0
         some[name] = one
-        # A name may be of signs that take several bytes each, and the numbers take some too.
+        # A letter of a name may take several bytes, and the numbers take some too.
         chars += len(name) + 16
     if some:
         yield msgspec.json.encode(Notice(process, some)).decode()
 
 
 def decode_notice(text: str) -> Notice | None:
-    """Return the notice; None for anything that is none, which anybody who reaches the database could have sent."""
+    """Return the notice; None for any other text, which anybody with access to the database could have sent."""
     try:
         notice = msgspec.json.decode(text, type=Notice)
     except (msgspec.MsgspecError, UnicodeError):
@@ -99,7 +100,7 @@ class Peers:
             if reported.present.has_gateway:
                 self._gateway_ms = now_ms
         for process, old in before.items():
-            # One that is not in the store yet, but spoke a moment ago, is about to be.
+            # A process that sent a notice a moment ago, but is not in the store, is about to be there.
             if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < REPORT_VALID_MS:
                 self._peers[process] = _Peer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
         self.workers = sum(peer.present.workers for peer in self._peers.values())
@@ -116,11 +117,11 @@ class Peers:
 
     @property
     def present(self) -> Present:
-        """Sum over all processes. Users that no process reported lately do not count."""
+        """The sum over the other processes. Users that no process reported lately do not count."""
         now_ms = self._clock.monotonic_ms()
         is_current = self.is_current
         calls = interactive = awaiting = 0
-        # A gateway without calls says nothing more: it is there all the same, and will say when somebody comes.
+        # A gateway without calls sends nothing. It is still there, and will send a notice when a user comes.
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         for peer in self._peers.values():
             present = peer.present
@@ -139,12 +140,12 @@ class Peers:
 
     @property
     def is_current(self) -> bool:
-        """Whether the store was read lately."""
+        """True when the store was read lately."""
         return self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms < REPORT_VALID_MS
 
     @property
     def has_listeners(self) -> bool:
-        """Return whether a notice may be of use: a worker was seen elsewhere lately, or the store was not read yet."""
+        """True when a notice may be of use: a worker was seen elsewhere lately, or the store was not read lately."""
         if not self.is_current:
             return True
         return self._workers_ms is not None and self._clock.monotonic_ms() - self._workers_ms < WORKERS_MS

@@ -1,9 +1,7 @@
-"""The loop around the tides of one process: it looks at each now and then, and lets the processes of an installation know of one another's
-calls.
+"""The loop around the tides of one process. It looks at each now and then, and exchanges with other processes how many calls each has.
 
-What this process has goes to the store twice a second, and what the others have comes back: that is the truth. How many interactive calls
-there are also goes out as a notice the moment it changes, so that no worker sends a prompt in the way of a user it does not know of. It
-decides nothing.
+Twice a second this process writes its calls to the store and reads those of the others. The number of interactive calls also goes out
+as a notice the moment it changes, so that no worker sends a prompt in the way of a user it does not know of. Nothing is decided here.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ NOTICE_GAP_S = 0.01
 
 
 class TideLoop:
-    """Looks at every tide now and then, and lets the processes of an installation know of one another's calls."""
+    """The loop that looks at all tides now and then, and exchanges with other processes how many calls each has."""
 
     def __init__(
         self,
@@ -37,7 +35,7 @@ class TideLoop:
     ) -> None:
         self._is_shared = worker_id is not None
         self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
-        # Without other processes, the last report in the store is this one's own, from before it was restarted.
+        # Without other processes, the last report in the store is this process's own, from before its restart.
         self._recalls = not self._is_shared
         self._silent: set[str] = set()
         self._tides: dict[str, DeploymentTide] = {}
@@ -58,7 +56,8 @@ class TideLoop:
         self.serve(tides)
 
     def serve(self, tides: Iterable[DeploymentTide]) -> None:
-        """Look at these from now on, each by itself, so that an engine or a store that does not answer keeps no other tide from turning."""
+        """Look at these tides from now on, each in a task of its own, so that an engine or a store that does not answer does not stop
+        the others."""
         self._tides = {tide.deployment.name: tide for tide in tides}
         for tide in self._looks.keys() - set(self._tides.values()):
             gone = self._looks.pop(tide)
@@ -72,7 +71,7 @@ class TideLoop:
             self._teller = asyncio.create_task(self._run(self._tell))
 
     def announce(self, deployment: str) -> None:
-        """The interactive calls of this process changed there: the workers of other processes hear of it at once."""
+        """Notify the workers of other processes at once that this process's interactive calls at a deployment changed."""
         tide = self._tides.get(deployment)
         if self._notices is None or tide is None or not tide.yields or not tide.peers.has_listeners:
             return
@@ -82,7 +81,7 @@ class TideLoop:
             self._announcer = asyncio.create_task(self._announce(self._notices))
 
     async def _announce(self, notices: Notices) -> None:
-        """Send how many there are now. Changes that come faster than notices go out share one notice."""
+        """Send how many interactive calls there are. Changes that come faster than notices go out share one notice."""
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
@@ -92,7 +91,7 @@ class TideLoop:
                 for notice in encode_notices(self._worker_id(), users):
                     await notices.send_notice(notice)
             except Exception as error:
-                # The next poll of the store tells it.
+                # The next report to the store brings the same.
                 log.error("tide_notice_failed", kind=type(error).__name__, why=str(error))
             await asyncio.sleep(NOTICE_GAP_S)
 
@@ -119,7 +118,7 @@ class TideLoop:
             try:
                 await once()
             except Exception as error:
-                # Without a look the tide falls back to what it learned from its own calls.
+                # Without the engine's metrics the tide falls back to what it learned from its own calls.
                 log.error("tide_crashed", kind=type(error).__name__, why=str(error))
 
     async def _tell(self) -> None:
@@ -149,7 +148,7 @@ class TideLoop:
             tide.peers.read(others.get(name, {}))
 
     async def _recall(self, fleet: Fleet) -> None:
-        """Begin with what was learned before a restart: to learn it again takes several calls' time, at a fraction of the rate."""
+        """Begin with what was learned before a restart. Learning it again would take several calls' time, at a fraction of the rate."""
         for name, calls in (await fleet.learned_calls(self._worker_id())).items():
             if name in self._tides:
                 self._tides[name].begin_at(calls)

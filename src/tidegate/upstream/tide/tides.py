@@ -1,9 +1,9 @@
-"""The tide of a deployment: what happens at a deployment becomes signals for its controller, and what the controller says becomes a limit.
+"""The tide of a deployment: it turns what happens there into signals for a controller, and the controller's decision into a limit.
 
-One tide belongs to one deployment. It learns of its own calls from the router, reads how many interactive ones there are from what counts
-them, and learns of the rest from the engine's metrics, which the loop reads through the control client. Where batch work yields to users,
-each change is reported to it. It sends nothing; it may ask a call that has no first token yet to
-come back. First tokens of batch calls are estimated, for to see them every call would have to be streamed.
+One tide belongs to one deployment. The router reports background calls to it. It reads how many interactive calls there are, and learns
+of the rest from the engine's metrics, which the loop reads through the control client. Where background work yields to users, each
+change of users is reported to it. It sends nothing, but may take back a call that has no first token yet. First tokens of background
+calls are estimated: to see them, every call would have to be streamed.
 """
 
 import asyncio
@@ -34,26 +34,26 @@ log = structlog.get_logger(__name__)
 SCRAPE_S = 2.0
 SCRAPE_AGAIN_MS = 5_000.0
 OWN_EVENTS_MS = 20.0
-# Calls that end faster than this say the same: what is learned of one in a moment holds for the others.
+# Calls that end within this time teach the same, so only one of them is learned from.
 LEARN_EVERY_MS = 5.0
 HAND_BACKS_MAX = 2
-# So many calls may stand ready at a deployment that lets fewer in: among them may be one that is short enough.
+# So many calls may wait ready at a deployment that admits fewer: one of them may have a short enough prompt.
 READY_MAX = 16
 HELD_MAX = 1_000
-# A call that stood so long has room kept for it; one that was not seen for long is forgotten.
+# Room is kept for a call that has waited so long; a call that was not seen for so long is forgotten.
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
-# Other processes tell of their calls twice a second: what the engine runs beyond those may be theirs until they had time to say so.
+# Other processes report their calls twice a second. Until then, unknown calls at the engine may be theirs.
 UNREPORTED_MS = 1_000.0
 
 
 class BackgroundFlight(msgspec.Struct, eq=False):
-    """One batch call in the air, from its first byte to its end."""
+    """One background call, from its first byte to its end."""
 
     prompt_tokens: int
     sent_ms: float
     hand_backs: int
     kind: Kind
-    # What follows is known only where batch stands back for users.
+    # The fields below are set only where background work yields to users.
     ahead_tokens: int = 0
     task: "asyncio.Task[object] | None" = None
     due: "asyncio.TimerHandle | None" = None
@@ -62,25 +62,25 @@ class BackgroundFlight(msgspec.Struct, eq=False):
 
 
 class InteractiveCalls(Protocol):
-    """Counts the interactive calls of this process at one deployment."""
+    """The count of this process's interactive calls at one deployment."""
 
     @property
     def users(self) -> Users:
-        """Those in flight or waiting for a slot, and how many of them have no first token yet."""
+        """The calls in flight or waiting for a slot, and how many of them have no first token yet."""
 
 
 class Room(Protocol):
-    """Hears when more may go."""
+    """The receiver of news that more calls may go."""
 
     def announce(self) -> None:
-        """More may go than before."""
+        """Note that more may go than before."""
 
     def wake(self) -> None:
-        """Waiting calls may look again."""
+        """Let waiting calls look again."""
 
 
 class TideHold(msgspec.Struct):
-    """One call that is ready and may not begin: how long its prompt is, since when, and when it was last seen."""
+    """One call that is ready and may not begin: the length of its prompt, since when it waits, and when it was last seen."""
 
     prompt_tokens: int
     since_ms: float
@@ -89,7 +89,7 @@ class TideHold(msgspec.Struct):
 
 
 class TideLimit(msgspec.Struct, frozen=True):
-    """What the tide lets this process send of batch work; `calls_max` holds over all processes."""
+    """The limit of the tide for this process's background calls; `calls_max` holds over all processes."""
 
     calls: int
     prompt_tokens: int
@@ -127,7 +127,7 @@ class DeploymentTide:
         self._prefill = PrefillRate()
         self._names = _names(deployment)
         self._metrics_url = URL(deployment.metrics_url or _metrics_url(deployment))
-        # In the order in which they began.
+        # Calls in flight, in the order in which they began.
         self._flights: dict[BackgroundFlight, None] = {}
         self._awaiting_tokens = self._sent_tokens = 0
         self._ahead: list[int] = []
@@ -143,26 +143,26 @@ class DeploymentTide:
         self.peers = Peers(clock)
         self._unknown: deque[tuple[float, int]] = deque()
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
-        # How many batch calls may be in flight; none while nothing new may begin.
+        # How many background calls may be in flight; 0 while nothing new may begin.
         self.calls = self.decision.calls if self.decision.prompt_tokens else 0
         # With fewer new answers the controller says the same: the loop passes them on, so that no call has to.
         self._answers_missing = self._tide.answers_missing
 
-    # What the router asks.
+    # Called by the router.
 
     def can_take(self, key: str, body: bytes) -> bool:
-        """Whether a call with this body may begin now."""
+        """Return whether a call with this body may begin now."""
         if len(self._flights) >= self.calls:
             return False
         if not self.yields:
-            # Prompts are counted and held back only where they could be in the way of users.
+            # Prompts are limited only where they could be in the way of users.
             return True
         if prompt_tokens(body) > self.decision.prompt_tokens - self._awaiting_tokens:
             return False
         return not self._held or not self._is_kept_for_another(key)
 
     def stands(self, key: str, body: bytes) -> None:
-        """A call waits to begin: the one that has stood longest goes some day, however long its prompt is."""
+        """Note that a call waits to begin. Room is kept for the one that has waited longest, so that even a long prompt goes some day."""
         if not self.yields:
             return
         now_ms = self._clock.monotonic_ms()
@@ -173,17 +173,17 @@ class DeploymentTide:
             self._held[key] = TideHold(prompt_tokens(body), now_ms, now_ms)
 
     def leaves(self, key: str) -> None:
-        """It stands no longer, but may come again."""
+        """Note that a call waits no longer, but may come again."""
         held = self._held.get(key)
         if held is not None:
             held.seen_ms, held.stands = self._clock.monotonic_ms(), False
 
     def forget(self, key: str) -> None:
-        """It begins, or will not come again."""
+        """Forget a waiting call, because it begins or will not come again."""
         self._held.pop(key, None)
 
     def _is_kept_for_another(self, key: str) -> bool:
-        """Shorter prompts would take the room of the one that stood longest, again and again, just before it is enough."""
+        """Return whether the room is kept for the call that has waited longest: otherwise shorter prompts would take it again and again."""
         first, held = next(iter(self._held.items()))
         if first == key or not held.stands or held.prompt_tokens > self.decision.prompt_tokens:
             return False
@@ -192,7 +192,8 @@ class DeploymentTide:
     def begin_flight(
         self, key: str, body: bytes, now_ms: float, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")
     ) -> BackgroundFlight:
-        """A call begins; it may be taken back if it was not too often already. One that somebody waits for is not: it says no number."""
+        """Count a call that begins. It may be taken back unless that happened too often before. A caller that gives no `hand_backs` is
+        never taken back, because a user waits for its answer."""
         flight = BackgroundFlight(prompt_tokens(body), now_ms, hand_backs, kind)
         self._flights[flight] = None
         if self.yields:
@@ -201,7 +202,7 @@ class DeploymentTide:
         return flight
 
     def _await_first_token(self, flight: BackgroundFlight) -> None:
-        """Count its prompt among those in the way of users, until its first token is there by the estimate."""
+        """Count the prompt of a call as in the way of users until its first token is there by the estimate."""
         self._awaiting_tokens += flight.prompt_tokens
         self._sent_tokens += flight.prompt_tokens
         flight.awaiting, flight.ahead_tokens, flight.task = True, self._awaiting_tokens, asyncio.current_task()
@@ -210,11 +211,11 @@ class DeploymentTide:
         flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
 
     def end_flight(self, flight: BackgroundFlight, answer_tokens: int | None, *, refused: bool = False) -> None:
-        """The call ended: with an answer of so many tokens, or without one."""
+        """Count a call as ended, with an answer of so many tokens or without one."""
         if flight.due is not None:
             flight.due.cancel()
         if flight not in self._flights:
-            # It began under another tide of this deployment, which ended with that one's terms.
+            # The call began under an earlier tide of this deployment, which had other terms.
             return
         del self._flights[flight]
         if flight.awaiting:
@@ -232,15 +233,14 @@ class DeploymentTide:
             self.act()
 
     def users_changed(self) -> None:
-        """The gateway has more calls out here than before, or fewer, or one more has its first token: where batch yields to users, it does
-        so at once."""
+        """Act at once on a change of this process's interactive calls: one came or ended, or one got its first token."""
         self._gateway_ms = self._clock.monotonic_ms()
         self.act()
 
-    # What it makes of it.
+    # From signals to a limit.
 
     def first_token(self, flight: BackgroundFlight) -> None:
-        """This call has its first token: it was seen, or by the estimate it is there now."""
+        """Note that this call has its first token, seen or by the estimate."""
         if flight.due is not None:
             flight.due.cancel()
         if not flight.awaiting or flight not in self._flights:
@@ -249,7 +249,7 @@ class DeploymentTide:
         if self._clock.monotonic_ms() - self._asked_ms >= OWN_EVENTS_MS:
             self.act()
         elif self._held:
-            # The controller was asked a moment ago: there is room now within its answer.
+            # The controller decided a moment ago, and its limit has room again.
             self._room.wake()
 
     def _no_longer_awaiting(self, flight: BackgroundFlight) -> None:
@@ -257,7 +257,7 @@ class DeploymentTide:
         self._awaiting_tokens -= flight.prompt_tokens
 
     def act(self) -> None:
-        """Ask the controller, take back what it wants back, and wake waiting calls when more may go."""
+        """Ask the controller, take back as many calls as it wants back, and wake waiting calls when more may go."""
         before = self.decision
         self._asked_ms = self._clock.monotonic_ms()
         decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
@@ -280,7 +280,7 @@ class DeploymentTide:
         held = self._longest_held(now_ms)
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
-        # Where no gateway sends users, there are none but those that the engine itself tells of.
+        # Where no gateway sends users' calls, only the engine's metrics can show users.
         users = self.users
         has_gateway = seen or users.interactive > 0 or others.has_gateway or not self.deployment.takes_interactive
         return Signals(
@@ -308,7 +308,7 @@ class DeploymentTide:
         return None
 
     def _hand_back(self, count: int) -> None:
-        """The newest first: the oldest is likely to be in the engine's hands already."""
+        """Take back the newest calls first, because the engine has likely begun with the oldest."""
         for flight in reversed(list(self._flights)):
             if count <= 0:
                 return
@@ -318,7 +318,7 @@ class DeploymentTide:
                 flight.task.cancel()
                 metrics.tide_handbacks.of(self.deployment.name).inc()
 
-    # The loop's part.
+    # Called by the loop.
 
     def begin_at(self, calls: int) -> None:
         """Go on with the number of calls that was learned before this process was restarted."""
@@ -326,7 +326,7 @@ class DeploymentTide:
         self.act()
 
     def present(self) -> Present:
-        """What the other processes should know of this one."""
+        """The report of this process's calls for the other processes."""
         now_ms = self._clock.monotonic_ms()
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         workers = int(bool(self._flights) or bool(self._held))
@@ -338,13 +338,13 @@ class DeploymentTide:
 
     @property
     def limit(self) -> TideLimit:
-        """What batch work of this process may have in flight here now, and what all processes ever may."""
+        """The background calls that this process may have in flight here now, and the most that all processes may ever have."""
         decision = self.decision
         return TideLimit(decision.calls, decision.prompt_tokens, self.deployment.background_in_flight_max)
 
     @property
     def others(self) -> Present:
-        """What the other processes have here."""
+        """The calls of the other processes here."""
         return self.peers.present
 
     @property
@@ -354,22 +354,22 @@ class DeploymentTide:
 
     @property
     def is_closed(self) -> bool:
-        """Because of interactive calls nothing more of batch may begin, or nothing of what is ready to."""
+        """True when, because of interactive calls, no more background calls may begin, or none of those that wait."""
         stands = any(held.stands for held in self._held.values())
         return self.decision.has_users and (stands or len(self._flights) >= self.calls)
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing of ours is out or waits, so that the engine need not be read."""
+        """True when no call of ours is out or waits, so that the engine need not be read."""
         return not self._flights and not self._held and not self.users.interactive and self.decision.prompt_tokens > 0
 
     @property
     def _needs_engine(self) -> bool:
-        """Whether batch calls of this process depend on how the engine is; without a worker only flex calls do."""
+        """True when background calls of this process depend on the state of the engine; without a worker only flex calls do."""
         return self.runs_items or bool(self._flights) or bool(self._held)
 
     async def look(self) -> None:
-        """Read the engine's metrics, where it has any, and act on them; an engine that does not show them is asked rarely."""
+        """Read the engine's metrics, where it has any, and act on them. An engine that does not show them is asked rarely."""
         now_ms = self._clock.monotonic_ms()
         is_due = self._needs_engine and not self.is_idle and now_ms >= self._scrape_at_ms
         if self.yields and self._names is not None and is_due:
@@ -387,14 +387,16 @@ class DeploymentTide:
         self.act()
 
     def _known(self) -> int | None:
-        """Return how many of the engine's calls are ours; None while there are other processes without a recent report."""
+        """Return how many of the engine's calls are known, ours and those of other processes; None while there are other processes
+        without a recent report."""
         others = self.others
         if others.workers and not self.peers.is_current:
             return None
         return len(self._flights) + self.users.interactive + others.calls + others.interactive
 
     def _known_or_unreported(self, reading: Reading, known: int) -> int:
-        """Return `known` with the calls that other processes began or ended and could not report yet: those are no users' calls."""
+        """Return `known` plus the calls that other processes began or ended and could not report yet, because those are not users'
+        calls."""
         there = round((reading.running or 0.0) + (reading.waiting or 0.0))
         self._unknown.append((reading.at_ms, max(0, there - known)))
         since_ms = reading.at_ms - UNREPORTED_MS if self.others.workers else reading.at_ms
@@ -414,7 +416,7 @@ class DeploymentTide:
         self._reading = reading
         ahead, self._ahead = self._ahead, []
         if ahead and self._sample.ttft_ms is not None and self._is_ours_alone(self._sample):
-            # The engine's mean is over all first tokens: where there are users, it is not that of our prompts.
+            # The engine's mean is over all first tokens: with users there, it is not the mean of our prompts.
             self._prefill.learn_first_token(sum(ahead) / len(ahead), self._sample.ttft_ms)
 
     def _is_ours_alone(self, seen: EngineSample) -> bool:
@@ -449,7 +451,7 @@ def tide_of(
 
 
 def tide_terms(deployment: Deployment) -> tuple[object, ...]:
-    """What of a deployment its tide was made from: with other terms it needs another one."""
+    """Return the terms of a deployment from which its tide is made: with other terms it needs another tide."""
     one = deployment
     names = tuple(sorted(one.metrics_names.items()))
     reported = (one.engine, one.models, one.tide, one.metrics_url, names, one.serves)
@@ -457,7 +459,7 @@ def tide_terms(deployment: Deployment) -> tuple[object, ...]:
 
 
 def shares_engine(deployment: Deployment) -> bool:
-    """Whether batch stands back here for interactive calls: the engine is our own and says how it is."""
+    """Return whether background work yields to interactive calls here: the engine is our own and reports its state."""
     return deployment.engine in (EngineKind.VLLM, EngineKind.SGLANG) or bool(deployment.metrics_names)
 
 
