@@ -1,8 +1,8 @@
-"""What binds calls of leased slices at this moment: the lease, the states of their keys, and the operator's policies.
+"""The rules that bind calls of leased slices now: the lease, the states of their keys, and the operator's policies.
 
-A key's state is never believed for longer than two seconds. One statement asks for the keys of all slices that are held, every second
-while there are any, and when a slice comes whose key is not known yet. While the store does not answer, nothing new is sent under a key.
-Jobs without a key cost nothing.
+A key's state is never used for longer than two seconds. One statement asks for the keys of all leased slices, every second while there
+are any, and when a slice comes whose key is not known yet. While the store does not answer, nothing new is sent under a key. Jobs
+without a key cost nothing.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ class KeyStates:
         self._clock = clock
         self._model_of = model_of
         self._states: dict[str, KeyState] = {}
-        # Most keys forbid nothing: that is seen once an answer, not for each item.
+        # Most keys forbid nothing, which is worked out once for each answer, not for each item.
         self._open: frozenset[str] = frozenset()
         self._asked_ms = -math.inf
 
     async def ask(self, worker_id: str) -> None:
-        """Ask how all keys stand whose slices this worker holds now."""
-        # The age of an answer counts from before the question, and an answer that was overtaken is not news.
+        """Ask for the states of all keys whose slices this worker holds now."""
+        # The age of an answer counts from before the question. An answer that a later one has overtaken is ignored.
         asked_ms = self._clock.monotonic_ms()
         rows = await self._store.key_states(worker_id)
         if asked_ms >= self._asked_ms:
@@ -48,7 +48,7 @@ class KeyStates:
             self._asked_ms = asked_ms
 
     def knows(self, key_id: str | None) -> bool:
-        """Whether it is known how this key stands; having none is known."""
+        """Return whether the state of this key is known; True where there is no key."""
         return key_id is None or (key_id in self._states and self._clock.monotonic_ms() < self._asked_ms + BELIEVED_MS)
 
     def believed_until_ms(self, leased: LeasedSlice) -> float:
@@ -56,11 +56,11 @@ class KeyStates:
         return math.inf if leased.key_id is None else self._asked_ms + BELIEVED_MS
 
     def of(self, leased: LeasedSlice) -> KeyState | None:
-        """What is known of the key of a slice; None where it has none, or nothing is known yet."""
+        """Return the known state of a slice's key; None where the slice has no key, or the state is not known yet."""
         return self._states.get(leased.key_id) if leased.key_id else None
 
     def denial(self, leased: LeasedSlice) -> Denied | None:
-        """Why an item of this slice may not be sent now; None when it may."""
+        """Return why an item of this slice may not be sent now; None when it may."""
         if leased.key_id is None:
             return None
         now_ms = self._clock.monotonic_ms()
@@ -73,7 +73,7 @@ class KeyStates:
 
 
 class KeyWatch:
-    """Asks how keys stand, for as long as slices are held that came under one."""
+    """The service that asks for the states of keys while slices with a key are held."""
 
     def __init__(self, keys: KeyStates, leased_work: LeasedWork, me: Registration) -> None:
         self._keys = keys
@@ -81,7 +81,7 @@ class KeyWatch:
         self._me = me
 
     async def run(self) -> None:
-        """Ask every second, for ever."""
+        """Ask every second, without end."""
         while True:
             if self._leased_work.has_keys():
                 await self._keys.ask(self._me.id)
@@ -131,12 +131,12 @@ class LeasedCallRules:
 
 
 def _forbids_nothing(key: KeyState) -> bool:
-    """Whether no call can be denied under this key until it is asked for again."""
+    """Return whether no call can be denied under this key until its state is asked for again."""
     return not (key.deleted or key.revoked or key.models or key.resources) and key.expires_at_ms is None
 
 
 def _state(row: KeyRow, asked_ms: float) -> KeyState:
-    """A key's state on this process's clock, which never jumps."""
+    """Return a key's state with moments on this process's clock, which never jumps."""
     return KeyState(
         row.key_id,
         keys.models_from(row.models),

@@ -1,4 +1,4 @@
-"""The stop of a worker: hand back what was not sent, finish what was, commit it, and leave."""
+"""The stop of a worker: hand back unsent items, finish calls in flight, commit their answers, and leave."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ class HandBack:
         await hit("stop_released")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._grace_ms / 1000
-        # A lease that was under way arrives after all; left alone, its slices would count as a lost worker's.
+        # A lease that was under way may still arrive. Unless its slices are handed back, they count as a lost worker's.
         while (self._leased_work.in_flight or self._is_leasing()) and loop.time() < end_s:
             self._settler.drop_all()
             self._recorder.hurry()
@@ -72,14 +72,14 @@ class HandBack:
 
     async def _leave(self) -> None:
         for left in await self._me.beat() or []:
-            # An internal error may have lost a slice on its way into this worker's hands.
+            # An internal error may have lost a slice before this worker added it to its leased work.
             await self._leases.release(left)
         await self._recorder.close()
         await self._me.leave()
         await self._lost_workers.adopt_logs()
 
     async def _release_tails(self) -> None:
-        """Keep only what was sent of slices whose calls are in flight, so that other workers run the rest meanwhile."""
+        """Of slices with calls in flight, keep only what was sent, so that other workers can run the rest meanwhile."""
         for state in self._leased_work.state():
             open_count = self._leased_work.cut(state)
             if not state.in_flight or not open_count:

@@ -19,7 +19,7 @@ _RETRY_MS = 500
 
 
 class CloseGrace(msgspec.Struct, frozen=True):
-    """How long calls in flight may go on when their job closes, and when it closes by a cancel."""
+    """The grace of calls in flight when their job closes, and when it closes by a cancel."""
 
     closing_ms: int
     cancel_ms: int
@@ -66,7 +66,7 @@ class Heartbeat:
                 pass
 
     async def _beat(self) -> int:
-        """Return in how many milliseconds a job's grace ends, at the latest a heartbeat from now."""
+        """Beat once. Return the milliseconds until a job's grace ends, at most until the next heartbeat."""
         known, pending = self._leased_work.keys(), set(self._leases.pending)
         holdings = await self._me.beat()
         if self._me.has_left:
@@ -75,7 +75,7 @@ class Heartbeat:
             await self._begin_again()
             return self._heartbeat_ms
         self._leased_work.extend_lease(self._me.safe_until_ms)
-        # Before anything that the store could fail at: a job that closes or is paused must not wait for the next heartbeat.
+        # Done before anything at which the store could fail: a job that closes or is paused must not wait for the next heartbeat.
         ends_in_ms = self._heartbeat_ms
         for holding in holdings:
             if holding.closing is not None:
@@ -95,16 +95,16 @@ class Heartbeat:
         return ends_in_ms
 
     async def _begin_again(self) -> None:
-        """This incarnation was declared gone: let go of everything and begin the next one."""
+        """Let go of everything and begin the next incarnation, because this one was declared gone."""
         self._settler.begin_again()
         await self._me.enlist()
-        # What came into our hands while we began, slices and logs, belongs to the life that ended.
+        # Slices and logs that came meanwhile belong to the incarnation that ended.
         self._settler.begin_again()
         self._leased_work.extend_lease(self._me.safe_until_ms)
 
     def _close(self, holding: Holding) -> int:
-        """Send nothing more of a job that closes, and abort what is in flight when its grace is over. Return in how many milliseconds it
-        will be; a whole heartbeat when it is."""
+        """Send nothing more of a job that closes, and abort its calls in flight when its grace is over. Return the milliseconds until
+        then, or a whole heartbeat when it is over."""
         left_ms = self._grace.of(holding.closing) - holding.closing_for_ms
         for state in self._leased_work.close_job(holding.job_id):
             if left_ms <= 0:

@@ -8,7 +8,7 @@ from tidegate.worker.supervisor import Supervisor
 
 
 class Ingesting:
-    """The service. `ingest_next` takes one turn for an incarnation; False when no input waits."""
+    """The service. `ingest_next` takes one turn for an incarnation and returns False when no input waits."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Ingesting:
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
-        """Take turns for ever. Several tasks may run this at once."""
+        """Take turns without end. Several tasks may run this at once."""
         listener = self._wakes.inputs.listen()
         while True:
             if self._supervisor.is_working and await self._ingest_next(self._me.id):

@@ -1,4 +1,4 @@
-"""A worker that is made again after an internal error, in a process that has more to do than to run items."""
+"""A worker that is made again after an internal error, in a process that also has other work."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,17 +17,17 @@ RESTART_S_MAX = 60.0
 
 class RunsItems(Protocol):
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set. WorkerBroken: an internal error ended it, and what it held was handed back."""
+        """Work until `stop` is set. Raise WorkerBroken after an internal error, once its leased work was handed back."""
 
     def trouble(self) -> str | None:
-        """Why it takes no new work; None while nothing is wrong."""
+        """Return why it takes no new work; None while nothing is wrong."""
 
     def is_idle_with_room(self, model: str) -> bool:
-        """Whether it has nothing to do and would take items of this model."""
+        """Return whether it has nothing to do and would take items of this model."""
 
     @property
     def in_flight(self) -> int:
-        """How many calls are out."""
+        """The number of calls that are out."""
 
 
 class KeptWorker:
@@ -48,7 +48,7 @@ class KeptWorker:
         return self._worker.is_idle_with_room(model)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set. After each internal error wait, longer each time, unless the last one was long ago."""
+        """Work until `stop` is set. After each internal error wait, each time longer, unless the last one was long ago."""
         loop = asyncio.get_running_loop()
         wait_s = RESTART_S
         while True:
@@ -67,7 +67,8 @@ class KeptWorker:
             self._worker = self._make()
 
     async def _rest(self, stop: asyncio.Event, wait_s: float) -> None:
-        """Stay alive for the store: this process owns what it receives meanwhile. Its last incarnation left with its worker."""
+        """Keep this process alive in the store while there is no worker, because it owns the uploads that it receives meanwhile. Its
+        last incarnation ended with the worker."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         has_begun = False

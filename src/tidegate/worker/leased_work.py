@@ -1,7 +1,7 @@
-"""What a worker holds: leased slices, their unsent items, and the calls in flight.
+"""The leased work of a worker: slices, their unsent items, and the calls in flight.
 
-It decides which item may be sent next and never sends anything itself. It asks three things before it gives an item out: is the
-lease surely alive, is the job still open, and does the model have a free slot.
+It decides which item may be sent next and never sends anything itself. Before it gives an item out it checks that the lease is surely
+alive, the job is still open, and the model has a free slot.
 """
 
 import asyncio
@@ -19,21 +19,22 @@ from tidegate.core.ports import Clock, Upstream
 from tidegate.stages.record import Recorder
 from tidegate.worker.supervisor import Supervisor
 
-# What waits no longer than this stays with the worker; the rest goes back to the store.
+# An item that waits no longer than this stays with the worker; any other goes back to the store.
 SHORT_WAIT_MS = 5_000
 
-# Tokens come back when calls in flight took less than was set aside for them, and the store hears nothing of it: work that waits for
-# them is looked at again after this long at the latest, though a budget names a later moment.
+# Tokens come back when calls in flight take less than was reserved, and the store is not notified. So work that waits for them is
+# looked at again after this long at the latest, even if a budget names a later moment.
 TOKENS_REST_MS_MAX = 30_000
 
-# Where calls are quick, as many items are worth holding as go out in this time: a lease for every handful would cost more than the calls.
+# Where calls are quick, hold as many items as go out in this time: a lease for every few items would cost more than the calls.
 AHEAD_MS = 200
 
 
 class LeasedSliceState(msgspec.Struct, eq=False):
-    """One leased slice in this worker's hands; `reading` until its items are here. No item from `sent_to` on was ever sent from here.
-    `answered_number` is the last of its items that a model server answered. `is_lost`: it is not ours any more. With `rests_ms` nothing of
-    it is sent for so long. From `interactive_at_ms` on its items go like interactive calls; `is_interactive` once they do."""
+    """One slice that this worker has leased. `reading` is true until its items are here. No item from `sent_to` on was ever sent from
+    here. `answered_number` is the last of its items that a model server answered. When `is_lost`, this worker no longer owns it. With
+    `rests_ms` none of its items is sent for so long. From `interactive_at_ms` on its items go like interactive calls, and
+    `is_interactive` is true once they do."""
 
     slice: LeasedSlice
     deadline_ms: float
@@ -63,8 +64,8 @@ class LeasedSliceState(msgspec.Struct, eq=False):
     def bind(
         self, key: KeyState | None, budgets: tuple[Budget, ...], parallel: tuple[tuple[str, int], ...], number: int
     ) -> None:
-        """Bind calls of this slice to what its key allows, to these budgets, and to so many at once by the name that is counted. `number`
-        is that of what tenants may have."""
+        """Bind calls of this slice to what its key allows, to these budgets, and to these limits of parallel calls by name. `number` is
+        the version of the tenants' limits."""
         self.bound_number = number
         self.key = key
         self.models = frozenset() if key is None else key.models
@@ -72,23 +73,23 @@ class LeasedSliceState(msgspec.Struct, eq=False):
         self.parallel = parallel
 
     def move_deadline(self, deadline_ms: float) -> None:
-        """Let no call of this slice begin after this moment: its job's deadline was changed."""
+        """Let no call of this slice begin after this moment, because its job's deadline was changed."""
         self.deadline_ms = deadline_ms
 
     def may_begin(self) -> bool:
-        """Whether what is taken and waits for a slot, a budget or a connection may still be sent."""
+        """Return whether an item that was taken, and waits for a slot, a budget or a connection, may still be sent."""
         return not self.closed
 
     def turn_interactive(self) -> None:
-        """From now on its items go like interactive calls."""
+        """Send items of this slice like interactive calls from now on."""
         self.is_interactive = True
 
     def rest(self, rests_ms: float) -> None:
-        """Send nothing of this slice for so long; to be called before its items are here."""
+        """Send nothing of this slice for so long. To be called before its items are here."""
         self.rests_ms = rests_ms
 
     def release_tail(self, item_count: int) -> None:
-        """So many items at its end went back to the store."""
+        """Note that so many items at the end of the slice went back to the store."""
         self.left -= item_count
 
     def end_item(self, number: int, *, was_answered: bool) -> None:
@@ -98,14 +99,14 @@ class LeasedSliceState(msgspec.Struct, eq=False):
             self.answered_number = number
 
     def abort(self) -> None:
-        """End the calls of this slice in the air: their connections are closed."""
+        """End the calls of this slice that are in flight: their connections are closed."""
         self.aborted = True
         for task in list(self.calls):
             task.cancel()
 
 
 class _Stock:
-    """The items of one model: those that wait for a slot, how many are out, and how many went out of late."""
+    """The items of one model that wait for a slot, with how many are in flight and how many went out lately."""
 
     __slots__ = ("_since_ms", "in_flight", "queue", "sent", "sent_before")
 
@@ -116,7 +117,7 @@ class _Stock:
         self.sent = self.sent_before = 0
 
     def goes(self, now_ms: float) -> None:
-        """One more item goes out."""
+        """Count one more item that goes out."""
         self.in_flight += 1
         if now_ms - self._since_ms >= AHEAD_MS:
             self.sent_before = self.sent if now_ms - self._since_ms < 2 * AHEAD_MS else 0
@@ -125,7 +126,7 @@ class _Stock:
         self.sent += 1
 
     def ahead(self, now_ms: float) -> int:
-        """How many went out in so much time, of late."""
+        """Return how many items went out lately within `AHEAD_MS`."""
         return max(self.sent, self.sent_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
 
     def is_unused(self, now_ms: float) -> bool:
@@ -141,35 +142,35 @@ class LeasedWork:
         self._stocks: dict[str, _Stock] = {}
         self._states: dict[tuple[str, int, str], LeasedSliceState] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
-        # Slices whose items go like interactive calls from a later moment on.
+        # Slices whose items will go like interactive calls from a later moment on.
         self._turning: list[LeasedSliceState] = []
         self._is_inviting = False
         self._is_shut = False
         self.admitted: tuple[LeasedSliceState, Item] | None = None
         self.lease_until_ms = 0.0
         self.in_flight = 0
-        # The most that were ever in flight from here at once, and how many calls have ended.
+        # The most calls that were ever in flight from here at once, and how many calls have ended.
         self.in_flight_most = 0
         self.ended_count = 0
 
     @property
     def is_lease_safe(self) -> bool:
-        """Whether the store surely counts this incarnation as alive: what is leased now is ours."""
+        """True while the store surely counts this incarnation as alive, so that a new lease is ours."""
         return self._clock.monotonic_ms() < self.lease_until_ms
 
     @property
     def is_open(self) -> bool:
-        """Whether anything new may be taken and sent: not when the worker ends, nor when record cannot take more results."""
+        """True while new items may be taken and sent: not when the worker ends, nor when record cannot take more results."""
         return self._supervisor.is_working and not self._recorder.full
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight and nothing waits here for a slot."""
+        """True when nothing is in flight and no item waits here for a slot."""
         return not self.in_flight and not any(stock.queue for stock in self._stocks.values())
 
     @property
     def is_reading(self) -> bool:
-        """Whether a slice is on its way into this worker's hands."""
+        """True while the items of a leased slice are being read."""
         return any(state.reading for state in self._states.values())
 
     @property
@@ -177,22 +178,22 @@ class LeasedWork:
         return len(self._states)
 
     def unsent(self, model: str) -> int:
-        """How many items of a model wait here for a slot."""
+        """Return how many items of a model wait here for a slot."""
         stock = self._stocks.get(model)
         return len(stock.queue) if stock else 0
 
     def calls(self, model: str) -> int:
-        """How many items of a model are in flight from here."""
+        """Return how many items of a model are in flight from here."""
         stock = self._stocks.get(model)
         return stock.in_flight if stock else 0
 
     def ahead(self, model: str) -> int:
-        """How many items of a model will be gone within a moment, at the pace of the last one."""
+        """Return how many items of a model will go out within a moment, at the pace of the last moments."""
         stock = self._stocks.get(model)
         return stock.ahead(self._clock.monotonic_ms()) if stock else 0
 
     def is_low(self, model: str) -> bool:
-        """Whether what waits here of a model will be gone soon."""
+        """Return whether the waiting items of a model will soon be gone."""
         stock = self._stocks.get(model)
         if stock is None:
             return True
@@ -200,45 +201,46 @@ class LeasedWork:
         return unsent <= self.in_flight or unsent <= stock.sent or unsent <= stock.sent_before
 
     def models(self) -> list[str]:
-        """Models of which slices are held."""
+        """Return the models of all slices that are held."""
         return list({state.slice.model for state in self._states.values()})
 
     def interactive_count(self) -> int:
-        """How many slices are held whose items go like interactive calls, now or later."""
+        """Return how many slices are held whose items go like interactive calls, now or later."""
         return sum(state.interactive_at_ms < math.inf for state in self._states.values())
 
     def has_keys(self) -> bool:
-        """Whether anything here was asked for under a key."""
+        """Return whether any slice here belongs to a job with a key."""
         return any(state.slice.key_id is not None for state in self._states.values())
 
     def state(self) -> list[LeasedSliceState]:
         return list(self._states.values())
 
     def extend_lease(self, until_ms: float) -> None:
-        """A heartbeat was answered: calls may start until this moment, on the monotonic clock."""
+        """Let calls start until this moment of the monotonic clock, because a heartbeat was answered."""
         self.lease_until_ms = until_ms
         self.wake()
 
     def lose_lease(self) -> None:
-        """This incarnation was declared gone: nothing more is sent under its leases."""
+        """Send nothing more under the leases of this incarnation, because it was declared gone."""
         self.lease_until_ms = 0.0
         for state in self.state():
             self._lose(state)
 
     def expect(self, state: LeasedSliceState) -> None:
-        """A slice was leased and is being read: heartbeats already count it, so that it can be lost or closed before it is here."""
+        """Add a slice that was leased and is being read. Heartbeats already count it, so that it can be lost or closed before its items
+        are here."""
         leased = state.slice
         self._recorder.expect()
         state.reading = True
         self._states[leased.job_id, leased.first, leased.token] = state
 
     def forget(self, state: LeasedSliceState) -> None:
-        """A slice that could not be read is not held after all."""
+        """Remove a slice: one that could not be read, or that has nothing more to do here."""
         leased = state.slice
         self._states.pop((leased.job_id, leased.first, leased.token), None)
 
     def add(self, state: LeasedSliceState, items: Iterable[Item]) -> None:
-        """Take a freshly leased slice with the items of it that have no outcome yet."""
+        """Add the unfinished items of a freshly leased slice."""
         leased = state.slice
         state.reading = False
         self._states[leased.job_id, leased.first, leased.token] = state
@@ -256,7 +258,7 @@ class LeasedWork:
         self.wake()
 
     def take_item(self) -> tuple[LeasedSliceState, Item] | None:
-        """The next item that may be sent now."""
+        """Take the next item that may be sent now; None when there is none."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self.is_open:
             return None
@@ -288,7 +290,7 @@ class LeasedWork:
     # ---- one item at a time
 
     def shut(self) -> None:
-        """Send nothing but what is admitted, one item at a time, until `reopen`."""
+        """Send nothing but the admitted item, one at a time, until `reopen`."""
         self._is_shut = True
 
     def reopen(self) -> None:
@@ -297,13 +299,13 @@ class LeasedWork:
         self.wake()
 
     def admit(self, entry: tuple[LeasedSliceState, Item] | None) -> None:
-        """Let this one item go out while nothing else may; None takes that back."""
+        """Let this one item go out while no other may; None takes that back."""
         self.admitted = entry
         if entry is not None:
             self.wake_one()
 
     def queued(self) -> list[tuple[LeasedSliceState, Item]]:
-        """Every item that waits here to be sent, of slices that are not dropped."""
+        """Return every item that waits here to be sent, of slices that are not dropped."""
         return [entry for stock in self._stocks.values() for entry in stock.queue if not entry[0].dropped]
 
     def _take_admitted(self, now_ms: float) -> tuple[LeasedSliceState, Item] | None:
@@ -345,7 +347,7 @@ class LeasedWork:
                 return taken
 
     def _invite(self) -> None:
-        """Where several items share a call, a slot that came free is worth several: let as many look as there are items to take."""
+        """Wake as many runners as there are items to take, because one free slot serves several items where they share a call."""
         self._is_inviting = False
         for model, stock in self._stocks.items():
             if stock.queue and model and self._upstream.items_per_call(model) > 1:
@@ -353,11 +355,11 @@ class LeasedWork:
                     self.wake_one()
 
     def wake(self) -> None:
-        """Something changed: let as many look again as there are items that may go."""
+        """Let as many runners look again as there are items that may go, because something changed."""
         now_ms = self._clock.monotonic_ms()
         if self._turning:
             self._turn_interactive(now_ms)
-        # Callers choose the names of models: what is not needed must not pile up.
+        # Callers choose the names of models, so the table must not grow without a limit.
         for model in [name for name, stock in self._stocks.items() if stock.is_unused(now_ms)]:
             del self._stocks[model]
         may_go = sum(self._may_go(model, stock) for model, stock in self._stocks.items()) if self._parked else 0
@@ -368,15 +370,15 @@ class LeasedWork:
                 may_go -= 1
 
     def _may_go(self, model: str, stock: _Stock) -> int:
-        """How many of these items may be sent now, as far as the upstream is concerned."""
+        """Return how many of these items may be sent now, as far as the upstream is concerned."""
         queue = stock.queue
         if not queue or not model or queue[0][0].is_interactive or not self._upstream.knows(model):
             return len(queue)
         return min(len(queue), self._upstream.free_slots(model))
 
     def _turn_interactive(self, now_ms: float) -> None:
-        """Put items that have waited long enough in front: they need no slot of background work. Where no deployment takes interactive
-        calls of their model, they stay what they are."""
+        """Put items in front that have waited long enough: they need no slot of background work. Where no deployment takes interactive
+        calls of their model, they keep their places."""
         due = [state for state in self._turning if now_ms >= state.interactive_at_ms]
         self._turning = [state for state in self._turning if now_ms < state.interactive_at_ms and not state.settled]
         for state in due:
@@ -390,7 +392,7 @@ class LeasedWork:
             queue.extendleft(reversed(mine))
 
     def wake_one(self) -> None:
-        """One slot became free."""
+        """Let one runner look again, because one slot became free."""
         while self._parked:
             future = self._parked.popleft()
             if not future.done():
@@ -405,7 +407,8 @@ class LeasedWork:
         self._stocks[state.slice.model].in_flight -= 1
 
     def put_back(self, state: LeasedSliceState, item: Item, wait_ms: float) -> None:
-        """Try this item again here after a short wait; a slice that is given back before is not ready earlier than that."""
+        """Try this item again here after a short wait. If its slice is given back earlier, the slice is not ready before that moment
+        either."""
         state.deferred_until_ms = max(state.deferred_until_ms, self._clock.monotonic_ms() + wait_ms)
         asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, state, item)
 
@@ -417,11 +420,12 @@ class LeasedWork:
             self.wake_one()
 
     def defer(self, state: LeasedSliceState, wait_ms: float) -> None:
-        """This item waits longer than a worker should hold it: it goes back with its slice."""
+        """Let this item go back with its slice, because it waits longer than a worker should hold it."""
         self._defer(state, self._clock.monotonic_ms() + wait_ms)
 
     def defer_for_budget(self, state: LeasedSliceState, wait_ms: float) -> None:
-        """Defer an item that waits for a budget. No server asked for that rest, so the first of a slice to be worth a try wakes it."""
+        """Defer an item that waits for a budget. No server asked for that rest, so the slice is ready again as soon as its first item
+        is worth a try."""
         state.deferred += 1
         state.retry_at_ms = min(state.retry_at_ms, self._clock.monotonic_ms() + min(wait_ms, TOKENS_REST_MS_MAX))
 
@@ -430,29 +434,30 @@ class LeasedWork:
         state.deferred_until_ms = max(state.deferred_until_ms, until_ms)
 
     def drop(self, state: LeasedSliceState) -> None:
-        """Take nothing more of this slice; its calls go on."""
+        """Take no more items of this slice; its calls in flight go on."""
         state.dropped = True
 
     def _close(self, state: LeasedSliceState) -> None:
-        """Send nothing more of this slice, not even what waits for a slot or a budget; calls that were sent go on."""
+        """Send nothing more of this slice, not even items that wait for a slot or a budget; calls that were sent go on."""
         state.closed = True
         self.drop(state)
 
     def _lose(self, state: LeasedSliceState) -> None:
-        """Another worker may run what is left of this slice; its calls go on here, and whichever answer comes first counts."""
+        """Close this slice, because another worker may run the rest of it. Its calls go on here, and whichever answer comes first
+        counts."""
         state.is_lost = True
         self._close(state)
 
     def cut(self, state: LeasedSliceState) -> int:
-        """How many items behind the last one that was sent are still open: they can be given back while the calls go on."""
+        """Return how many items behind the last one that was sent are still open: they can be given back while the calls go on."""
         leased = state.slice
         return sum(number not in leased.done for number in range(state.sent_to, leased.first + leased.count))
 
     def drop_model(self, model: str, until_ms: float) -> None:
-        """A model rests for longer than a worker should wait: its unsent items go back until then."""
+        """Give back the unsent items of a model until this moment, because it rests for longer than a worker should wait."""
         for state in self.state():
             if state.slice.model == model and not state.dropped and not state.is_interactive:
-                # The rest may be one of background work alone.
+                # The rest may hold for background work alone, so items go again once they are interactive.
                 rests_until_ms = min(until_ms, state.interactive_at_ms)
                 state.deferred_until_ms = max(state.deferred_until_ms, rests_until_ms)
                 self.drop(state)
@@ -461,8 +466,8 @@ class LeasedWork:
             stock.queue = deque(entry for entry in stock.queue if entry[0].is_interactive)
 
     def drop_spent(self, budgets: tuple[Budget, ...], until_ms: float) -> set[tuple[str, str]]:
-        """Give back unsent items under these budgets, which allow nothing for longer than a worker should wait. Return of which
-        jobs and models."""
+        """Give back unsent items under these budgets, which allow nothing for longer than a worker should wait. Return their jobs and
+        models."""
         dropped = set()
         for state in self.state():
             if state.budgets == budgets and not state.dropped:
@@ -472,7 +477,8 @@ class LeasedWork:
         return dropped
 
     def forget_if_done(self, state: LeasedSliceState) -> bool:
-        """Forget a slice that has nothing more to do here: all of it done, or the rest deferred or dropped. Return whether it was, once."""
+        """Forget a slice that has nothing more to do here, because every item is done, deferred or dropped. Return True once when that
+        is so."""
         if state.settled or state.reading or state.in_flight or not (state.dropped or state.left == state.deferred):
             return False
         state.settled = state.dropped = True
@@ -480,14 +486,14 @@ class LeasedWork:
         return True
 
     def release_wait_ms(self, state: LeasedSliceState) -> int:
-        """How long a slice that is given back should rest."""
+        """Return how long a slice that is given back should rest."""
         until_ms = state.deferred_until_ms
         if state.retry_at_ms < math.inf:
             until_ms = max(until_ms, state.retry_at_ms)
         return max(0, int(until_ms - self._clock.monotonic_ms()))
 
     def compare(self, known: set[tuple[str, int, str]], holdings: list[Holding]) -> list[Holding]:
-        """Hold the store's word against ours. Drops what we lost; returns what the store thinks is ours and we know nothing of."""
+        """Compare our slices with those that the store lists for us. Drop slices that we lost, and return those that we do not know."""
         listed = {(holding.job_id, holding.first, holding.token) for holding in holdings}
         for key in known - listed:
             state = self._states.get(key)
@@ -506,7 +512,7 @@ class LeasedWork:
         return set(self._states)
 
     def close_job(self, job_id: str) -> list[LeasedSliceState]:
-        """The job closes or is paused: send nothing more of it."""
+        """Send nothing more of a job that closes or is paused, and return its slices."""
         mine = [state for state in self.state() if state.slice.job_id == job_id]
         for state in mine:
             self._close(state)

@@ -1,6 +1,7 @@
-"""How slices come into a worker and leave it: lease what the scheduler chooses while there is room, read its items, give back what rests.
+"""Slices on their way into a worker and out of it: lease the slices that the scheduler chooses while there is room, read their items,
+and give back items that rest.
 
-It sends nothing. What leaves is passed on to record, which tells the store.
+Nothing is sent here. Slices that leave are passed on to record, which informs the store.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 
 _UNKNOWN_MODEL_ROOM = 256
 LONG_WAITING_EVERY_MS = 250
-# So many slices a worker holds at most for which the tide does not count: they must not keep all others out.
+# The most slices that a worker holds outside of the tide, so that they cannot keep all others out.
 LONG_WAITING_HELD_MAX = 64
 
 
@@ -53,7 +54,7 @@ class Leasing:
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
-        # What this host's spool holds is paid for: it is recorded before any of it could be leased and sent again.
+        # The answers in this host's spool are paid for, so they are recorded before any of their items could be leased and sent again.
         await self._lost_workers.deliver_spool()
         while True:
             if not await self._leaser.fill():
@@ -62,7 +63,7 @@ class Leasing:
                 await self._lease_wake.wait(self._poll_ms / 1000)
 
     def look_again(self) -> None:
-        """More may be sent than before: send what waits here, and lease more."""
+        """Send items that wait here and lease more, because more may be sent than before."""
         self._leased_work.wake()
         self._lease_wake.notify()
 
@@ -89,7 +90,7 @@ class Leaser:
         self._reader = reader
 
     async def fill(self) -> bool:
-        """Lease what there is room for; False when there was nothing to take, no room, or nothing of it could be read."""
+        """Lease as much as there is room for. Return False when there was nothing to take, no room, or no item could be read."""
         self._leased_work.wake()
         self._room.give_back_resting()
         if not self._leased_work.is_lease_safe:
@@ -122,14 +123,14 @@ class Leaser:
 
 
 def _interactive_at_ms(leased: LeasedSlice, until_ms: float) -> float:
-    """When items of a slice go like interactive calls, on this process's clock; `until_ms` is their deadline on it."""
+    """Return when items of a slice go like interactive calls, on this process's clock; `until_ms` is their deadline on it."""
     if leased.interactive_in_ms is None:
         return math.inf
     return until_ms - leased.expires_in_ms + leased.interactive_in_ms
 
 
 class SliceReader:
-    """Brings the items of leased slices into the worker's hands."""
+    """Reads the items of leased slices and adds them to the leased work."""
 
     def __init__(
         self,
@@ -148,11 +149,11 @@ class SliceReader:
         self._settler = settler
 
     async def read(self, states: list[LeasedSliceState]) -> bool:
-        """Read the items of these slices; False when none could be read."""
+        """Read the items of these slices; return False when none could be read."""
         for state in states:
             self._rules.bind(state)
         await self._learn_keys(states)
-        # All of them, also when one fails: no other worker reads the others.
+        # Read all of them even if one fails: no other worker reads the others.
         begun = await asyncio.gather(*[self._begin_slice(state) for state in states], return_exceptions=True)
         for result in begun:
             if isinstance(result, BaseException):
@@ -160,7 +161,7 @@ class SliceReader:
         return any(begun)
 
     async def _learn_keys(self, states: list[LeasedSliceState]) -> None:
-        """Ask about keys that came only now; while the store does not answer, their items wait."""
+        """Ask for the states of keys that are not known yet. While the store does not answer, their items wait."""
         if not all(self._keys.knows(state.slice.key_id) for state in states):
             try:
                 await self._keys.ask(self._me.id)
@@ -182,14 +183,14 @@ class SliceReader:
 
 
 class HoldLimits(msgspec.Struct, frozen=True):
-    """How many calls may be in flight from one worker, and how many slices it may hold."""
+    """The number of calls that may be in flight from one worker, and of slices that it may hold."""
 
     in_flight_max: int
     slice_count_max: int
 
 
 class LeaseRoom:
-    """How much more a worker should hold, and what it gives back to make room: items whose model or budgets rest for long."""
+    """The room for more work in a worker, and what it gives back to make room: items whose model or budgets rest for long."""
 
     def __init__(
         self,
@@ -218,7 +219,8 @@ class LeaseRoom:
         return max(self._limits.slice_count_max - self._leased_work.slice_count, int(self._trial.wants_check))
 
     async def long_waiting(self) -> list[Pick]:
-        """Choose responses that have waited until they go like interactive calls: the tide and the worker's fill do not hold them back."""
+        """Choose responses that have waited so long that they go like interactive calls. Neither the tide nor a full worker holds them
+        back."""
         now_ms = self._clock.monotonic_ms()
         count_max = LONG_WAITING_HELD_MAX - self._leased_work.interactive_count()
         if now_ms < self._long_waiting_at_ms or count_max <= 0 or not self._leased_work.is_open:
@@ -232,13 +234,13 @@ class LeaseRoom:
         ]
 
     def has_room(self, model: str) -> bool:
-        """Whether items of this model would be taken and sent now."""
+        """Return whether items of this model would be taken and sent now."""
         items, reason = self.items(model)
         return self._leased_work.is_open and items > 0 and reason is None
 
     def items(self, model: str) -> tuple[int, str | None]:
-        """Return how many more items of a model are worth holding: as many as can be in flight, beside those that are, or as go out in
-        a moment where calls are quick. Also why, when none, or when the model is unknown."""
+        """Return how many more items of a model are worth holding, and why if none or if the model is unknown. As many should wait as
+        can be in flight or, where calls are quick, as many as go out in a moment."""
         if not model or not self._upstream.knows(model):
             room = max(0, _UNKNOWN_MODEL_ROOM - self._leased_work.unsent(model))
             return room, Reason.UNKNOWN_CAPACITY if model else None
@@ -255,10 +257,11 @@ class LeaseRoom:
         return (wanted - unsent, None) if unsent <= wanted // 2 else (0, Reason.WORKER_FULL)
 
     def give_back_resting(self) -> None:
-        """Give back items of a model that rests for long: they are better off in the store than in one worker's hands.
+        """Give back items of a model that rests for long, so that other workers can take them.
 
         When the worker holds as many slices as it may, also give back those of a model that rests for a moment, or is probed now and
-        then: others could run in their place."""
+        then: others could run in their place.
+        """
         is_full = self._leased_work.slice_count >= self._limits.slice_count_max
         from_ms = self._clock.monotonic_ms() + (0 if is_full else SHORT_WAIT_MS)
         for model in self._leased_work.models():
@@ -279,7 +282,7 @@ class LeaseRoom:
             self._settler.settle_all()
 
     async def rest_jobs(self) -> None:
-        """Have every worker leave jobs alone whose own budgets are spent, until these allow something again."""
+        """Let every worker leave jobs alone whose own budgets are spent, until these allow something again."""
         while self._job_rests:
             (job_id, model), until_ms = self._job_rests.popitem()
             wait_ms = int(until_ms - self._clock.monotonic_ms())
@@ -288,7 +291,7 @@ class LeaseRoom:
 
 
 class SliceSettler:
-    """Passes slices that have nothing more to do here on to record: done, or back to the store."""
+    """Passes slices that have nothing more to do here on to record, as done or to go back to the store."""
 
     def __init__(self, leased_work: LeasedWork, trial: Trial, recorder: Recorder, lease_wake: Listener) -> None:
         self._leased_work = leased_work
@@ -320,14 +323,14 @@ class SliceSettler:
         self.settle_all()
 
     def begin_again(self) -> None:
-        """Let go of everything for a new incarnation, which has survived nothing yet and writes logs of its own."""
+        """Let go of everything for a new incarnation, which has survived no suspect yet and writes logs of its own."""
         self._leased_work.lose_lease()
         self.settle_all()
         self._trial.begin_again()
         self._recorder.renew()
 
     def forget(self, state: LeasedSliceState) -> None:
-        """A slice that could not be read is not held after all, and needs nothing from record."""
+        """Forget a slice that could not be read; record has nothing to do for it."""
         self._leased_work.forget(state)
         self._trial.end_slice(state)
 

@@ -7,7 +7,7 @@ from tidegate.worker.supervisor import Supervisor
 
 
 class Operating:
-    """The service. An operation is made with the same notice as an input, so it begins at once; the poll finds those of lost workers."""
+    """The service. The same notice announces an operation as an input, so it begins at once; polls find the operations of lost workers."""
 
     def __init__(
         self, stage: OperateStage, me: Registration, wakes: Wakes, supervisor: Supervisor, sweep_ms: int

@@ -1,4 +1,4 @@
-"""The figures by which a worker runs: how much at once, how often, how long."""
+"""The options of a worker: how much at once, how often, how long."""
 
 from pathlib import Path
 
@@ -30,17 +30,17 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 
     @property
     def close_grace(self) -> CloseGrace:
-        """How long calls of a job that closes may go on."""
+        """The grace of calls whose job closes."""
         return CloseGrace(self.grace_ms, min(self.grace_ms, self.cancel_grace_ms))
 
     @property
     def hold_limits(self) -> HoldLimits:
-        """How much a worker holds at once."""
+        """The limits of what a worker holds at once."""
         return HoldLimits(self.in_flight_max, self.slice_count_max)
 
 
 def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
-    """The figures that these settings give."""
+    """Return the options that these settings give."""
     worker = settings.worker
     return WorkerOptions(
         in_flight_max=worker.in_flight_max,

@@ -1,4 +1,4 @@
-"""What the operator decides, as the settings and the live configuration say it now."""
+"""The operator's policies, by the settings and the live configuration of this moment."""
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ class OperatorPolicies(Policies):
         self.tenants: Tenants = live.tenants
         self._retry = settings.retry.policy()
         self._schedule_policy = schedule_policy(settings)
-        # The content of these mappings follows what an operator adds at run time.
+        # The content of these mappings changes when an operator adds something at run time.
         self.model_of = live.model_of
         self.reached_by = live.reached_by
         self.fields_of = live.fields_of

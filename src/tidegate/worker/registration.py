@@ -1,4 +1,4 @@
-"""A process's one row in the store, and the heartbeat that keeps it and everything that hangs on it alive."""
+"""The registration of a process: its row in the store, and the heartbeat that keeps the row and everything that depends on it alive."""
 
 import asyncio
 
@@ -14,8 +14,8 @@ log = structlog.get_logger()
 
 
 class Registration:
-    """One life of a process. Declared gone, it begins another one under another id. `has_left`: it ended this life by itself.
-    `asked_ms` is when it asked for its last heartbeat that was answered."""
+    """The incarnation of a process. When it is declared gone, `enlist` begins another one under another id. `has_left` is true once the
+    process ended it by itself. `asked_ms` is when the last answered heartbeat was sent."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Registration:
         self.safe_until_ms = self._safe_from(asked_ms)
 
     async def beat(self) -> list[Holding] | None:
-        """Stay alive. None: this life is over, and `enlist` starts the next."""
+        """Stay alive, and return the leases of this incarnation. None means that it is over, and `enlist` starts the next."""
         asked_ms = self._clock.monotonic_ms()
         holdings = await self._store.beat(self.id, self._lease_ms)
         if holdings is None:
@@ -62,7 +62,7 @@ class Registration:
         return holdings
 
     def is_safe(self) -> bool:
-        """Whether the store surely counts this incarnation as alive: what is leased now is ours."""
+        """Return whether the store surely counts this incarnation as alive, so that a new lease is ours."""
         return self._clock.monotonic_ms() < self.safe_until_ms
 
     async def begin_blob(self, kind: str) -> str:
@@ -72,18 +72,18 @@ class Registration:
         return blob_id
 
     async def leave(self) -> None:
-        """End this life by ourselves."""
+        """End this incarnation."""
         self.has_left = True
         self.safe_until_ms = 0.0
         await self._store.declare_gone(self.id, leaving=True)
 
     def _safe_from(self, asked_ms: float) -> float:
-        # Counted from before the question, and a sixth short: no call starts that the lease might not cover.
+        # Counted from before the question, and shorter by a sixth, so that no call starts that the lease might not cover.
         return asked_ms + self._lease_ms * 5 / 6
 
 
 async def beat_until(stop: asyncio.Event, me: Registration, heartbeat_ms: int) -> None:
-    """A process without a worker still owns the blobs that it receives."""
+    """Keep a process without a worker alive until `stop` is set: it owns the blobs that it receives."""
     while not stop.is_set():
         try:
             if await me.beat() is None:

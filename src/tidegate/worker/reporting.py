@@ -14,9 +14,9 @@ from tidegate.worker.registration import Registration
 log = structlog.get_logger()
 
 EVERY_S = 2.0
-# A check of the blobs writes one: it is repeated only while the last one failed.
+# A check writes a blob, so it is repeated only after a failed one.
 CHECK_BLOBS_S = 15.0
-# A store of objects is asked for half a minute before it counts as away. The log says so sooner.
+# An object store counts as away only after half a minute of tries. The log reports it sooner.
 UNANSWERED_S = 5.0
 _UNANSWERED = (
     f"the place for files has not answered a test write for {UNANSWERED_S:g} s: check blobs.url and blobs.endpoint"
@@ -26,7 +26,7 @@ WHY_CHARS_MAX = 300
 
 
 class Reporting:
-    """Looks every two seconds, and writes only while there is something to report, or when it is over."""
+    """The service. It looks every two seconds, and writes only while there is something to report, or when that is over."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Reporting:
             await asyncio.gather(checking, return_exceptions=True)
 
     async def report(self) -> None:
-        """Write what keeps this process from work now, unless nothing does and the store knows that."""
+        """Write what keeps this process from work now, unless there is nothing and the store knows that."""
         report = WorkerReport(self._trouble() or self._blob_trouble, troubles(self._deployments()))
         now = (self._me.id, report)
         if now == self._written or (report == WorkerReport() and self._written[1] == WorkerReport()):
@@ -68,7 +68,7 @@ class Reporting:
             log.warning("worker_report_failed", error=str(error))
 
     async def _check_blobs(self) -> None:
-        """Try to write until it works. It may be an outage, so the process goes on and is not ready until it is over."""
+        """Try to write a blob until it works. The process goes on meanwhile, and is not ready until then."""
         has_failed = False
         while True:
             try:
@@ -83,7 +83,7 @@ class Reporting:
             await asyncio.sleep(CHECK_BLOBS_S)
 
     async def _checked(self) -> None:
-        """Check the blobs once, and say so when that takes long."""
+        """Check the blobs once, and log when that takes long."""
         checking = asyncio.create_task(self._blobs.check())
         try:
             done, _ = await asyncio.wait({checking}, timeout=UNANSWERED_S)

@@ -1,6 +1,6 @@
-"""What a worker with room should lease next: look at the store, let the pure scheduler decide, and say what it decided.
+"""The choice of what a worker with room leases next: look at the store, let the pure scheduler decide, and report the decision.
 
-It takes nothing. What it remembers between two decisions (whose turn was last, how fast models were) may be forgotten at any time.
+Nothing is leased here. What is remembered between two decisions (whose turn was last, how fast models were) may be forgotten at any time.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ _TELL_EVERY_MS = 500
 _FAULTS_LOGGED_MAX = 3
 _FOLLOW_MS = 2_000
 
-# How many more items of a model this worker could hold, and why none where it could not. Of a model that is unknown to it, it could hold
-# some only to fail them, and says so.
+# Returns how many more items of a model this worker could hold, and why none when it could not. Of a model that it does not know, it
+# could hold some only to fail them, and gives that reason.
 Room = Callable[[str], tuple[int, str | None]]
 Rooms = Mapping[str, tuple[int, str | None]]
 
 
 def within_sight(snapshot: schedule.Snapshot, picks: list[schedule.Pick]) -> list[schedule.Pick]:
-    """Where a look may not have shown all flows of a model, none of those it showed gets more than a slice from it: others that it did not
-    show may be next by then. The next look follows at once."""
+    """Give each flow of a model at most one slice where the snapshot may not show all flows of that model: a flow that it did not show
+    may be next by then. The next look follows at once."""
     hiding = {name for name, model in snapshot.models.items() if model.hides_flows}
     if not hiding:
         return picks
@@ -78,16 +78,17 @@ def _count_skips(skips: list[schedule.Skip]) -> None:
 
 
 class WaitGauges:
-    """The gauges of what waits: the least slack, and how far the flows of each model stand apart.
+    """The gauges of waiting work: the least slack, and how far apart the flows of each model are.
 
-    A decision does not read models that have no room here, so each keeps what was last seen of it, until nothing of it waits any more."""
+    A decision does not read models that have no room here, so each keeps its last values until nothing of it waits any more.
+    """
 
     def __init__(self) -> None:
         self._slacks_ms: dict[str, float] = {}
         self._gaps: dict[str, float] = {}
 
     def see(self, snapshot: schedule.Snapshot, policy: schedule.Policy) -> None:
-        """Take over what one decision read."""
+        """Update the gauges with what one decision read."""
         read = {name for name, model in snapshot.models.items() if model.room_items > 0}
         kept = set(snapshot.awake) - read
         slacks_ms = {name: slack_ms for name, slack_ms in self._slacks_ms.items() if name in kept}
@@ -105,7 +106,7 @@ class WaitGauges:
         self._show(slacks_ms, gaps)
 
     def clear(self) -> None:
-        """Nothing waits at all."""
+        """Clear the gauges, because nothing waits at all."""
         if self._slacks_ms or self._gaps:
             self._show({}, {})
 
@@ -145,11 +146,11 @@ class Scheduler:
         self._wake_at_ms = 0.0
         self._tell_at_ms = 0.0
         self._gauges = WaitGauges()
-        # The models that were awake at the last look; read again where none of them has room.
+        # The models that were awake at the last look. They are read again when none of them has room.
         self._models: Sequence[str] = ()
 
     async def run(self) -> None:
-        """Follow the operator's switch, for ever."""
+        """Follow the operator's switch, without end."""
         while True:
             await self.follow()
             await asyncio.sleep(self._follow_ms / 1000)
@@ -165,7 +166,7 @@ class Scheduler:
             log.info("scheduler_switched", mode=policy.mode, shadow_mode=policy.shadow_mode or "none")
         now_ms = self._clock.monotonic_ms()
         if self._caps_at_ms is None or now_ms >= self._caps_at_ms:
-            # The operator may take caps back, and a tenant that the settings name may come into being later.
+            # The operator may remove caps, and a tenant that the settings name may be created later.
             caps = dict(self._policies.in_flight_caps)
             ids = await self._store.tenant_ids(caps) if caps else {}
             by_id = {tenant_id: caps[name] for name, tenant_id in ids.items()}
@@ -173,9 +174,10 @@ class Scheduler:
             self._caps_at_ms = now_ms + _CAPS_KEEP_MS
 
     async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial | None = None) -> schedule.Choice:
-        """One decision. Models without room are passed over unread, so that they never hide one that has some.
+        """Make one decision. Models without room are not read, so that they never hide one that has room.
 
-        `trial` says whether suspects are shown; without one they are."""
+        `trial` decides whether suspects are shown; without one they are.
+        """
         if self._caps_at_ms is None and self._policies.in_flight_caps:
             await self.follow()
         room = functools.partial(self._room_of, room)
@@ -194,7 +196,7 @@ class Scheduler:
         snapshot = await self._look(worker_id, rooms, slices_max, trial)
         news = [model for model in snapshot.awake if model not in rooms]
         if news:
-            # Those that were awake at the last look are nearly always those of now; only where they are not, a decision looks twice.
+            # The awake models rarely change between two looks. Only when there are new ones, a decision looks twice.
             rooms |= {model: room(model) for model in news}
             snapshot = await self._look(worker_id, rooms, slices_max, trial)
         self._models = snapshot.awake
@@ -211,7 +213,7 @@ class Scheduler:
         return choice
 
     def _room_of(self, room: Room, model: str) -> tuple[int, str | None]:
-        """The room for a model; none for an unknown one that another worker may know."""
+        """Return the room for a model; none for an unknown model that another worker may know."""
         items, reason = room(model)
         if items > 0 and reason is schedule.Reason.UNKNOWN_CAPACITY:
             return (0, reason) if self._policies.unknown_wait_ms(model) else (items, None)
@@ -236,7 +238,7 @@ class Scheduler:
         )
 
     def _nothing(self, rooms: Rooms) -> schedule.Choice:
-        """No model has work, or every one that has is full or closed: the store need not be read any further."""
+        """Return an empty choice: no model has work, or every one that has is full or closed, so the store need not be read any further."""
         if not rooms:
             metrics.work_lease_attempts.of("empty").inc()
             self._gauges.clear()
@@ -248,7 +250,8 @@ class Scheduler:
         return schedule.Choice([], skips)
 
     async def _refresh_paces(self, models: Collection[str]) -> None:
-        """Ask for all that are not known, and for a few of those known longest: all at once would make some decisions slow ones."""
+        """Ask for all paces that are not known; when all are known, for a few of the oldest, because asking for all at once would make
+        some decisions slow."""
         now_ms = self._clock.monotonic_ms()
         due = [model for model in models if model not in self._paces]
         if not due:
@@ -257,7 +260,7 @@ class Scheduler:
             due = sorted(old, key=self._paced_at_ms.__getitem__)[:some]
         if due:
             found = await self._store.paces(due)
-            # Callers choose the names of models: what is not needed any more must not pile up.
+            # Callers choose the names of models, so the table must not grow without a limit.
             self._paces = {model: pace for model, pace in (self._paces | found).items() if model in models}
             paced_at = self._paced_at_ms | dict.fromkeys(found, now_ms)
             self._paced_at_ms = {model: paced_at[model] for model in self._paces}
@@ -272,7 +275,7 @@ class Scheduler:
         _count_skips(choice.skips)
         for fault in choice.faults[:_FAULTS_LOGGED_MAX]:
             log.warning("scheduler_plugin_fault", fault=fault)
-        # Gauges need not be worked out at every look: they are not read so often.
+        # Gauges are read rarely, so they are not updated at every look.
         if now_ms >= self._tell_at_ms:
             self._tell_at_ms = now_ms + _TELL_EVERY_MS
             self._gauges.see(snapshot, self._policy)

@@ -12,10 +12,11 @@ _NEVER_MS = 10**15
 
 
 class Closing:
-    """Lets jobs expire, and closes those of which nothing is in flight any more.
+    """The service that lets jobs expire, and closes jobs of which nothing is in flight any more.
 
-    A store that comes back gives workers the whole grace once more: they hold answers that it does not have yet, and a job that is closed
-    would refuse them."""
+    When the store comes back after an outage, workers get the whole grace once more: they hold answers that the store does not have
+    yet, and a closed job would refuse them.
+    """
 
     def __init__(self, store: Store, ship: Ship, publish_due: asyncio.Event, grace_ms: int, poll_ms: int) -> None:
         """`grace_ms` is how long workers may take to let go of a job that closes."""
@@ -26,7 +27,7 @@ class Closing:
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
-        """Go round until the store fails; run again, it counts the grace from there."""
+        """Close jobs until the store fails. When run again, count the grace from then."""
         loop = asyncio.get_running_loop()
         met_s = loop.time()
         while True:
@@ -38,8 +39,8 @@ class Closing:
 
 
 class Publishing:
-    """Publishes closed jobs: those that take a moment, and beside them, one of a tenant after the other, those whose results must be
-    written again."""
+    """The services that publish closed jobs: the quick ones, and beside them, one of each tenant after the other, those whose results
+    must be written again."""
 
     def __init__(
         self, quick: Ship, long: Ship, me: Registration, publish_due: asyncio.Event, news: Wake, poll_ms: int

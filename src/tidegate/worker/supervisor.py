@@ -18,8 +18,8 @@ Service = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Supervisor:
-    """`is_working` is whether new work may be taken and sent: the worker is not stopping, and nothing in it is broken. `broken` names the
-    internal error that ended this worker, and the service that met it."""
+    """Runs services. `is_working` is true while new work may be taken and sent: the worker is not stopping, and nothing in it is
+    broken. `broken` names the internal error that ended this worker, and the service that met it."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -29,11 +29,11 @@ class Supervisor:
 
     def start(self, name: str, run: Service) -> None:
         """Run a service until `cancel_services`, and again after each failure."""
-        # A task sees its service end. Nothing stands around the service, for each step of a runner would pass through that.
+        # The task reports the end of its service. The service is not wrapped, because each step of a runner would pass through the wrapper.
         self._begin(name, run, run())
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Wait until the worker is to stop, or is broken."""
+        """Wait until `stop` is set or the worker is broken."""
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._broke)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -42,7 +42,7 @@ class Supervisor:
                 task.cancel()
 
     def stop(self) -> None:
-        """Take and send nothing new from now on; the services go on, so that what runs comes to its end."""
+        """Take and send nothing new from now on. The services go on, so that calls in flight come to their end."""
         self.is_working = False
 
     async def cancel_services(self) -> None:
@@ -58,7 +58,7 @@ class Supervisor:
         task.add_done_callback(partial(self._end, name, run))
 
     def _end(self, name: str, run: Service, task: asyncio.Task[None]) -> None:
-        """Begin a service again that failed. A failure that was not foreseen breaks the worker; the calls in flight go on to their end."""
+        """Start a failed service again. An unforeseen failure breaks the worker; the calls in flight go on to their end."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if not isinstance(error, Exception):

@@ -1,19 +1,19 @@
 """Find the item that kills its workers, without holding up the others.
 
-Slices that lost three owners or more are suspects. A worker runs its suspects in groups:
+Slices that have lost three owners or more are suspects. A worker runs its suspects in groups:
 
 1. half of those that lost the most owners,
 2. the rest of those, but for a few,
 3. all others at once.
 
-Everything else runs beside them. A group that ends is innocent. A group that is lost with its worker is where the next worker begins, so
-each loss halves it. A single item that lost many owners is run alone: nothing else is in flight from its worker, and the store hears of
-it before the item is sent. Only losses of that kind can fail an item, and from the second on only if another item was run alone in
-between and survived. So workers that are killed from outside fail no item.
+All other slices run beside them. A group that ends is innocent. When a group is lost with its worker, the next worker begins with it,
+so each loss halves it. A single item that lost many owners is run alone: nothing else is in flight from its worker, and the store is
+notified before the item is sent. Only losses of that kind can fail an item, and from the second on only if another item was run alone
+in between and survived. So workers that are killed from outside fail no item.
 
-What runs alone stops everything else. So a worker that has other work gives a tenth of its time to it: it first ends nine times as many
-calls as a trial takes the place of, and works between two trials for nine times as long as the last one stopped it, at most a minute each
-time. The item goes back until then. With nothing else to do it runs at once.
+An item that runs alone stops all other work. So a worker with other work spends a tenth of its time on trials: before the first it ends
+nine times as many calls as a trial displaces, and between two trials it works nine times as long as the last one stopped it, at most a
+minute each time. The item goes back until then. In a worker without other work it runs at once.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ log = structlog.get_logger()
 ALONE_AFTER = 4
 REST_S_MAX = 60.0
 REST_SHARE = 9
-# A trial takes the time of three calls: those in flight end, then the item of the comparison runs, then the suspect.
+# A trial takes the time of three calls: first those in flight end, then the item of the check runs, then the suspect.
 FIRST_ROUNDS = REST_SHARE * 3
 _LOOK_AGAIN_S = 1.0
 _POLL_S = 0.02
 _CHECK_WAIT_S = 2.0
-# For so long only an item that is no suspect is looked for: with two culprits, each would be the other's check.
+# How long only an innocent item is looked for: with two culprits, each could become the other's check.
 _INNOCENT_WAIT_S = 1.0
 _RETRY_S = 0.5
 
@@ -65,13 +65,13 @@ class Trial:
         me: Registration,
         lease_wake: Listener,
     ) -> None:
-        """`lease_wake` has the worker lease what it can now."""
+        """`lease_wake` makes the worker lease what it can now."""
         self._store = store
         self._leased_work = leased_work
         self._recorder = recorder
         self._me = me
         self._lease_wake = lease_wake
-        # Whether suspects were seen that are not known to be gone. While they are not, leasing need not ask this trial anything.
+        # True when suspects were seen that are not known to be gone. Otherwise leasing need not ask this trial anything.
         self.is_on = False
         self._stage = _Stage.HALF
         self._level = 0
@@ -86,19 +86,19 @@ class Trial:
         self._shut_at_s = 0.0
 
     def begin_again(self) -> None:
-        """A new incarnation has survived nothing yet."""
+        """Forget what was survived, because a new incarnation or a new search begins."""
         self._stage, self._level, self._has_sent = _Stage.HALF, 0, False
         self._group.clear()
 
     @property
     def hides_suspects(self) -> bool:
-        """Whether this worker takes no suspects now: it holds a group of them, or looks for an innocent item to check."""
+        """True when this worker takes no suspects now: it holds a group of them, or looks for an innocent item to check."""
         if self.wants_check:
             return not self._takes_suspect
         return bool(self._group) and self._stage is not _Stage.ALL
 
     def suspects_max(self, seen: Suspects) -> int:
-        """How many suspect slices this worker may hold, after a look at those that are ready."""
+        """Return how many suspect slices this worker may hold, after a look at those that are ready."""
         if self.wants_check:
             return len(self._group) + int(self._takes_suspect)
         if self.hides_suspects:
@@ -107,19 +107,19 @@ class Trial:
             if not self._group:
                 self.begin_again()
                 self.is_on = self._alone is not None
-            # One that became ready since the look is not among those that were counted: the next look halves with it.
+            # A suspect that became ready since the look was not counted: the next look halves with it.
             return len(self._group)
         self.is_on = True
         if seen.level > self._level:
             self.begin_again()
         elif self._stage is _Stage.REST and seen.level < self._level:
             self._stage = _Stage.ALL
-        # Worse ones may come later, of a model that had no room or was at rest: they are halved again.
+        # Worse suspects may come later, of a model that had no room or was resting: those are halved again.
         self._level = seen.level
         return self._bound(seen)
 
     def bounds(self, seen: Suspects) -> SuspectBounds:
-        """Say how many suspects may be leased now, and whether slices that never lost an owner wait while a culprit is searched for."""
+        """Return how many suspects may be leased now, and whether slices that never lost an owner wait while a culprit is searched for."""
         return SuspectBounds(self.suspects_max(seen), keeps_rest=seen.is_searching and not self.wants_check)
 
     def _bound(self, seen: Suspects) -> int:
@@ -131,7 +131,7 @@ class Trial:
         return min(bound, kept) if seen.out_level == seen.level else bound
 
     def begin_group(self, leased: list[LeasedSliceState]) -> None:
-        """These slices were leased and nothing of them was sent yet. A single suspect that lost many owners goes alone."""
+        """Add slices that were leased and of which nothing was sent yet. A single suspect that lost many owners goes alone."""
         self._group.update(state for state in leased if state.slice.lost_count >= SUSPECT_AFTER)
         if self.hides_suspects and len(self._group) == 1 and self._alone is None:
             (only,) = self._group
@@ -150,7 +150,7 @@ class Trial:
         self._alone_wanted.set()
 
     def _rests_s(self, now_s: float) -> float:
-        """How long this worker works on before it runs an item alone, estimated from its pace."""
+        """Return how long this worker works on before it runs an item alone, estimated from its pace."""
         if self._rests_until_s is not None:
             return self._rests_until_s - now_s
         if self._begun_s is None:
@@ -163,12 +163,13 @@ class Trial:
         return min(max(left_s, _LOOK_AGAIN_S), REST_S_MAX - worked_s)
 
     def end_slice(self, state: LeasedSliceState) -> bool:
-        """This slice has nothing more to do here. True when the whole group has ended: the next one may be larger."""
+        """Note that this slice has nothing more to do here. Return True when the whole group has ended, so that the next one may be
+        larger."""
         if state not in self._group:
             return False
         self._group.discard(state)
-        # A group of another model may have had none of the worst in it: then it says nothing about these. Nor does one that is given up,
-        # for it was not sent; the others are looked for at once.
+        # A group of another model may have held none of the worst suspects, and then says nothing about these. Nor does a slice that is
+        # given up, because it was not sent; the others are looked for at once.
         is_given_up = _alone_losses(state) >= ALONE_LOSSES_MAX
         is_worst = state.slice.lost_count >= self._level
         self._has_sent = self._has_sent or (state.sent_to > 0 and is_worst and not is_given_up)
@@ -181,7 +182,7 @@ class Trial:
         return True
 
     async def run(self) -> None:
-        """Run alone what must go alone, for ever."""
+        """Run items alone that must go alone, without end."""
         self._begun_s = asyncio.get_running_loop().time()
         while True:
             await self._alone_wanted.wait()
@@ -207,8 +208,8 @@ class Trial:
         await self._say(None)
 
     async def _check(self, suspect: LeasedSliceState) -> bool:
-        """Run another item alone first, the least suspected one. True when a model server answered it and the worker survived that; False
-        when there is none, or when it was not sent after all, because a budget was spent or its model is not served."""
+        """Run another item alone first, the least suspected one. Return True when a model server answered it and the worker survived
+        that; False when there is none, or when it was not sent after all, because a budget was spent or its model is not served."""
         others = await self._others(suspect)
         log.info("item_check_started", others=len(others))
         if not others:
@@ -217,8 +218,8 @@ class Trial:
         return await self._say(entry) and await self._flies(entry) and entry[0].answered_number == entry[1].number
 
     async def _others(self, suspect: LeasedSliceState) -> list[tuple[LeasedSliceState, Item]]:
-        """Return what waits here besides the suspect. With nothing else at hand, lease one more slice for it: an innocent one, and only
-        if there is none a suspect."""
+        """Return the items that wait here besides the suspect. When there are none, lease one more slice: an innocent one, or after a
+        while a suspect."""
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
         try:
@@ -234,7 +235,7 @@ class Trial:
             self.wants_check = self._takes_suspect = False
 
     async def _flies(self, entry: tuple[LeasedSliceState, Item]) -> bool:
-        """Send this item alone, and wait until it has landed and what became of it is committed. False when it could not be sent soon."""
+        """Send this item alone, and wait until its outcome is committed. Return False when it could not be sent soon."""
         state, _ = entry
         self._leased_work.admit(entry)
         loop = asyncio.get_running_loop()
@@ -252,7 +253,7 @@ class Trial:
         return True
 
     async def _say(self, entry: tuple[LeasedSliceState, Item] | None, *, is_checked: bool = False) -> bool:
-        """Tell the store what runs alone now. False when this incarnation is over."""
+        """Let the store know which item runs alone now. Return False when this incarnation is over."""
         item = (entry[0].slice.job_id, entry[1].number) if entry else None
         worker_id = self._me.id
         while worker_id == self._me.id:
@@ -269,7 +270,7 @@ def _alone_losses(state: LeasedSliceState) -> int:
 
 
 def _goes_alone(state: LeasedSliceState) -> bool:
-    """Whether this slice is a single item that is suspected enough to be run alone, and not given up yet."""
+    """Return whether this slice is a single item that is suspected enough to be run alone, and not given up yet."""
     leased = state.slice
     return leased.count == 1 and leased.lost_count >= ALONE_AFTER and _alone_losses(state) < ALONE_LOSSES_MAX
 

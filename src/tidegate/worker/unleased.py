@@ -1,4 +1,4 @@
-"""Work that is due and that no worker leases: seen from outside of the loops that should lease it, so that a stuck loop shows."""
+"""The watch for ready work that no worker leases. It runs outside of the loops that should lease, so that a stuck loop shows."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,8 @@ LONG_MS = 60_000
 
 
 class Unleased:
-    """Since when which models have waited, by this process's clock. `takes` says whether the worker here is idle and has room for one."""
+    """The models that wait, and since when, by this process's clock. `takes` returns whether the worker here is idle and has room for a
+    model."""
 
     def __init__(self, store: Store, clock: Clock, takes: Callable[[str], bool] | None) -> None:
         self._store = store
@@ -27,7 +28,7 @@ class Unleased:
         self._since_ms: dict[str, float] = {}
 
     async def watch(self) -> None:
-        """Look every few seconds, for ever."""
+        """Look every few seconds, without end."""
         while True:
             try:
                 await self.look()
@@ -36,14 +37,15 @@ class Unleased:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Ask which models wait, and tell for how long."""
+        """Ask which models wait, and set the metric of how long they have."""
         now_ms = self._clock.monotonic_ms()
         waiting = await self._store.unleased_models(_MODELS_MAX)
         self._since_ms = {model: self._since_ms.get(model, now_ms) for model in waiting}
         metrics.ready_unleased_seconds.set((now_ms - min(self._since_ms.values(), default=now_ms)) / 1000)
 
     def trouble(self) -> str | None:
-        """Why this process is not fit for work: its worker is idle and leaves work alone that it could take."""
+        """Return why this process is not fit for work: its worker is idle and leaves work alone that it could take. None while nothing
+        is wrong."""
         if self._takes is None:
             return None
         now_ms = self._clock.monotonic_ms()
@@ -53,5 +55,5 @@ class Unleased:
         return f"work that is ready has not been leased for {waited_ms / 1000:.0f} s; look at the log, then restart this process"
 
     def checks(self, worker_trouble: Callable[[], str | None] | None) -> dict[str, str | None]:
-        """What makes this process unfit beside its storage: nothing, where it has no worker."""
+        """Return what makes this process unfit beside its storage; empty where it has no worker."""
         return {} if worker_trouble is None else {"worker": worker_trouble(), "work": self.trouble()}

@@ -1,4 +1,4 @@
-"""Sweeps that every worker makes: two services, because no slice of a lost worker waits for a blob store that deletes slowly."""
+"""Sweeps that every worker makes: two services, so that no slice of a lost worker waits for a blob store that deletes slowly."""
 
 import asyncio
 
@@ -17,10 +17,11 @@ _UPKEEP_EVERY = 12
 
 
 class Sweeping:
-    """Frees what lost workers held, and puts flows to sleep or wakes them.
+    """The service that frees what lost workers held, and puts flows to sleep or wakes them.
 
-    While the store was away no worker could beat. When it is back the living get `beats_ms` to do so before any is declared gone: their
-    slices would be leased again although they hold the answers."""
+    While the store was away no worker could beat. When it is back, workers get `beats_ms` to do so before any is declared gone:
+    otherwise their slices would be leased again although they hold the answers.
+    """
 
     def __init__(
         self, lost_workers: LostWorkers, flows: FlowUpkeep, lease_wake: Listener, sweep_ms: int, beats_ms: int
@@ -34,7 +35,7 @@ class Sweeping:
 
     async def run(self) -> None:
         if self._was_away:
-            # A question, to know that the store is back.
+            # Only a question, to know that the store is back.
             await self._lost_workers.is_waiting()
             await asyncio.sleep(self._beats_ms / 1000)
             self._was_away = False
@@ -51,7 +52,7 @@ class Sweeping:
             metrics.sweep_rows.of("refreshed").inc(woken)
             if reclaimed or woken:
                 self._lease_wake.notify()
-            # A log that another host may still deliver is left alone for one sweep, and not for two.
+            # A log that another host may still deliver waits for one sweep only, so the next sweep comes sooner.
             is_waiting = await self._lost_workers.is_waiting()
             await asyncio.sleep(self._sweep_ms / (10_000 if is_waiting else 1_000))
 
@@ -69,7 +70,7 @@ class Sweeping:
 
 
 class Upkeep:
-    """Removes what has outlived its time, joins extents and collects garbage, in small bounded passes."""
+    """The service that removes what has outlived its time, joins extents and collects garbage, in small bounded passes."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The worker: the services that keep the road moving in one process.
 
-An item's way: `Leasing` brings it into `LeasedWork`, a `Runner` takes it from there through `Performer.perform` to `Recorder.record`, and
-when its job has its last outcome, `Publishing` ships the files. The worker holds nothing that another process could not find in the store.
+An item's way: `Leasing` adds it to `LeasedWork`, a `Runner` takes it from there through `Performer.perform` to `Recorder.record`, and
+when its job has its last outcome, `Publishing` ships the files. The worker keeps no state that another process could not find in the
+store.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ _SMALL_INGESTS = 3
 
 
 class WorkerPorts(msgspec.Struct, frozen=True):
-    """What a worker reaches the world through."""
+    """The ports through which a worker reaches the world."""
 
     store: Store
     blobs: Blobs
@@ -66,7 +67,7 @@ class Worker:
         self._supervisor = Supervisor()
         self._guards = Guards(policies.rules, policies.reached_by)
 
-        # What the services share.
+        # Shared by the services.
         self._recorder = Recorder(store, blobs, upstream, options.flush, me.begin_blob, publish_due, ports.wakes.jobs)
         self._leased_work = LeasedWork(upstream, clock, self._recorder, self._supervisor)
         self._trial = Trial(store, self._leased_work, self._recorder, me, lease_wake)
@@ -112,8 +113,8 @@ class Worker:
         self._hand_back = HandBack(me, leases, self._leased_work, settler, self._recorder, lost_workers, grace_ms)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set or until an internal error, then hand back what was not sent and finish what was. Raises WorkerBroken
-        after an internal error."""
+        """Work until `stop` is set or until an internal error. Then hand back unsent items, finish calls in flight and commit their
+        answers. Raise WorkerBroken after an internal error."""
         metrics.worker_broken.set(0)
         start = self._supervisor.start
         try:
@@ -153,11 +154,11 @@ class Worker:
         return self._leased_work.in_flight
 
     def is_idle_with_room(self, model: str) -> bool:
-        """Whether nothing is held here though items of this model could be."""
+        """Return whether no slice is held here though items of this model could be."""
         return self._leased_work.slice_count == 0 and self._room.has_room(model)
 
     def trouble(self) -> str | None:
-        """Why this worker takes no new work, in words; None while nothing is wrong."""
+        """Return why this worker takes no new work, in words; None while nothing is wrong."""
         if self.broken:
             return f"ends after an internal error: {self.broken}"
         if self._recorder.failing:
