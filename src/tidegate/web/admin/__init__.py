@@ -1,1 +1,1 @@
-"""What only an operator does."""
+"""The admin API: what only an operator may do."""

@@ -1,4 +1,4 @@
-"""Who changes things for everybody, and the audit of it: every change of an operator is noted in its own transaction."""
+"""The audit: every change by an operator is noted, with its actor, in the transaction of the change."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ TEXT_CHARS_MAX = 512
 
 
 class AuditTrail:
-    """The store, for changes that one actor makes, from an address where a request asks for them."""
+    """Notes the changes that one actor makes to the store. `address` is where a request came from."""
 
     def __init__(self, store: Store, entropy: Entropy, actor: str, address: str | None = None) -> None:
         self._store = store
@@ -36,11 +36,11 @@ class AuditTrail:
         self._address = address
 
     def noting(self, action: str, kind: str, target: str) -> Store:
-        """Return the store, whose writes are noted as this action on this thing."""
+        """Return the store that notes its writes as this action on this target."""
         return self._store.audited(self._note(action, kind, target))
 
     async def note_read(self, action: str, kind: str, target: str, detail: Any) -> None:
-        """Note that something confidential was read, which changes nothing."""
+        """Note that confidential data was read."""
         await self._store.note_read(self._note(action, kind, target), detail)
 
     def _note(self, action: str, kind: str, target: str) -> AuditNote:
@@ -49,14 +49,15 @@ class AuditTrail:
 
 
 def trail_of(context: WebContext, request: Request, caller: Caller) -> AuditTrail:
-    """Return the trail of the caller: a key by its id, or the operator on this machine."""
+    """Return the trail of the caller: of a key by its id, or of the operator on this machine."""
     actor = "operator" if CONTROL_HEADER in request.headers else f"key:{caller.key_id}"
     return AuditTrail(context.store, context.entropy, actor, request.scope[CLIENT] or None)
 
 
 class ChangeShown(msgspec.Struct, frozen=True):
-    """One change. `before` and `after` hold only what differs; one of them is null for a thing that was made or is gone. `address` is where
-    the request came from that asked for it. `number` and `hash` are its place in the chain that `tidegate audit verify` checks."""
+    """One change. `before` and `after` hold only the differences; one of them is null for a thing that was created or
+    removed. `address` is where the request for it came from. `number` and `hash` are its place in the chain that
+    `tidegate audit verify` checks."""
 
     id: str
     object: str
@@ -93,7 +94,7 @@ class AuditRoutes:
 
 
 def text(query: Any, name: str) -> str | None:
-    """Return a filter's text; refuse one that no name could be."""
+    """Return a filter's text; refuse one that cannot be a name."""
     found = requests.one(query, name)
     if found is not None and (not 1 <= len(found) <= TEXT_CHARS_MAX or "\0" in found):
         raise ApiProblem(

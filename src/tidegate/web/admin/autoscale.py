@@ -1,4 +1,4 @@
-"""How many model replicas and workers are needed now, for autoscalers that poll it."""
+"""Reports how many model replicas and workers are needed now, for autoscalers that poll it."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,22 +30,22 @@ from tidegate.web.requests import requests
 
 
 class ReplicasShown(msgspec.Struct, frozen=True):
-    """How many are needed, and why; never 0 while anything waits."""
+    """The number of replicas that are needed, with the reason; never 0 while anything waits."""
 
     replicas_needed: int
     why: str
 
 
 class PoolReplicas(ReplicasShown, frozen=True):
-    """Replicas of a model, where each deployment counts as one. `scale_by` is how many times the servers that are there are needed: it also
-    holds where the address of a deployment stands for several of them."""
+    """Replicas of a model, where each deployment counts as one. `scale_by` is the factor for the number of its servers.
+    It also holds where one deployment's address stands for several servers."""
 
     scale_by: float
 
 
 class ModelReplicas(PoolReplicas, frozen=True):
-    """Replicas of a model over all its deployments. Where some of them serve only interactive calls or only batches, `pools` has those of
-    each kind: `interactive`, `batch` and `both`."""
+    """Replicas of a model over all its deployments. If some of them serve only interactive calls or only batches,
+    `pools` has the replicas of each kind: `interactive`, `batch` and `both`."""
 
     pools: dict[str, PoolReplicas] | UnsetType = UNSET
 
@@ -111,8 +111,8 @@ class AutoscaleRoutes:
 
 
 def _pools(model: str, status: Sequence[DeploymentStatus], calls: dict[str, int]) -> dict[Serves, PoolLoad]:
-    """Return the deployments of a model by what they serve, with the interactive calls of each. A deployment without models serves any;
-    one that is drained serves none."""
+    """Return the deployments of a model by what they serve, with the interactive calls of each pool. A deployment
+    without models serves any model; a drained one serves none."""
     serving = [one for one in status if model in one.models] or [one for one in status if not one.models]
     found: dict[Serves, PoolLoad] = {}
     for serves in Serves:

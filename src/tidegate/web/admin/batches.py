@@ -1,4 +1,4 @@
-"""Batches of every tenant as an operator sees and repairs them. A change is noted in the audit."""
+"""Batches of all tenants, as an operator sees and repairs them. Changes are noted in the audit."""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -38,13 +38,13 @@ CHANGES_MAX = 100
 
 
 class AdminBatch(schemas.Batch):
-    """A batch as its owner sees it, and who that is."""
+    """A batch as its owner sees it, with the owner's organization."""
 
     org: str
 
 
 class TimelineEntry(msgspec.Struct, frozen=True):
-    """One moment of a batch's life, in unix milliseconds. `actor` is who changed it, where an operator did."""
+    """One moment of a batch's life, in unix milliseconds. `actor` is the operator who made a change."""
 
     at_ms: int
     event: str
@@ -59,7 +59,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class BatchActions:
-    """What an operator does to a batch, for the admin API and the console alike."""
+    """The actions of an operator on a batch, for the admin API and the console alike."""
 
     def __init__(self, context: WebContext) -> None:
         self._wakes = context.wakes
@@ -70,7 +70,7 @@ class BatchActions:
         return list(self._verbs)
 
     async def do(self, trail: AuditTrail, name: str, job: Job) -> Job:
-        """Do it, note it, and wake those who should know at once."""
+        """Carry out the action, note it in the audit, and notify those who wait for the batch."""
         return await self._done(name, job, self._verbs[name](trail.noting(f"batch.{name}", "batch", job.id), job))
 
     async def retry(self, trail: AuditTrail, job: Job, choice: RetryChoice) -> Job:
@@ -172,7 +172,7 @@ class AdminBatchRoutes:
 
 
 async def job_named(store: Store, request: Request) -> tuple[Job, str]:
-    """Return the batch that a path names, and whose it is."""
+    """Return the batch that a path names, with its organization."""
     batch_id = str(request.path_params["batch_id"])
     found = await store.job_of_anyone(batch_id) if ids.is_valid("batch", batch_id) else None
     if found is None:
@@ -181,12 +181,12 @@ async def job_named(store: Store, request: Request) -> tuple[Job, str]:
 
 
 def admin_batch(batch: schemas.Batch, org: str) -> AdminBatch:
-    """Return a batch with its owner beside it."""
+    """Return a batch with its organization."""
     return AdminBatch(**{name: getattr(batch, name) for name in batch.__struct_fields__}, org=org)
 
 
 def moments(job: Job) -> list[TimelineEntry]:
-    """Return what the job's own row tells of its life."""
+    """Return the moments of a job's life that its own row has."""
     known = {
         "created": job.created_at,
         "in_progress": job.in_progress_at,

@@ -1,4 +1,4 @@
-"""Budgets of organizations: each limit and what it has left now."""
+"""Budgets of organizations: each limit, and what it has left now."""
 
 import msgspec
 from starlette.requests import Request
@@ -18,7 +18,7 @@ LIST_COUNT_MAX = 100
 
 
 class OrgBudgets(msgspec.Struct, frozen=True):
-    """The limits that bind an organization as a whole; those of its keys, teams and users are theirs."""
+    """The limits of an organization as a whole, without those of its keys, teams and users."""
 
     id: str
     object: str
@@ -35,7 +35,7 @@ class BudgetRoutes:
         return [Guarded("GET", "/admin/v1/budgets", READ, self.list)]
 
     async def list(self, request: Request, caller: Caller) -> Response:
-        """Show organizations, newest first, or the one that is named, each with its limits."""
+        """Show organizations with their limits, newest first, or only the one that is named."""
         query = request.query_params
         requests.refuse_unknown(query, ("after", "limit", "org"))
         count = requests.limit(query, LIST_COUNT, LIST_COUNT_MAX)

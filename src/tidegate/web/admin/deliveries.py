@@ -1,4 +1,4 @@
-"""Deliveries of webhooks of every tenant, and sending one again."""
+"""Webhook deliveries of all tenants, listed and sent again."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,7 @@ LIST_COUNT_MAX = 100
 
 
 class AdminDelivery(DeliveryObject):
-    """A delivery as its owner sees it, and who that is."""
+    """A delivery as its owner sees it, with the owner's organization."""
 
     org: str
 
@@ -64,5 +64,5 @@ class DeliveryRoutes:
 
 
 def admin_delivery(delivery: DeliveryObject, org: str) -> AdminDelivery:
-    """Return a delivery with its owner beside it."""
+    """Return a delivery with its organization."""
     return AdminDelivery(**{name: getattr(delivery, name) for name in delivery.__struct_fields__}, org=org)

@@ -1,7 +1,8 @@
-"""Deployments, resources and terms of models as an operator adds, changes and removes them while everything runs.
+"""Deployments, resources and terms of models, which an operator adds, changes and removes at run time.
 
-They lie in the store, and every process follows within seconds. What the settings name is shown beside them and cannot be changed by a
-call. A secret is never stored: only where it is. Names may hold slashes, so a change names its entry in the body.
+They are in the store, and every process follows within seconds. Entries of the settings are listed with them, but calls
+cannot change them. A secret is never stored, only its place. Names may contain slashes, so a change names its entry in
+the body.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,10 +33,10 @@ MODELS_SHOWN_MAX = 100
 
 
 class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to add, change or remove. `set` has the fields of an entry under `models` or `resources`, for a model all but its
-    deployments; in a change, null takes one away.
+    """The entry to add, change or remove. `set` has the fields of an entry under `models` or `resources`, for a model
+    all but its deployments; in a change, null removes a field.
 
-    With `revision` it is done only while the entry is still as it was seen. `force` removes what is still in use.
+    With `revision` the call fails if the entry has changed since. `force` removes an entry that is still in use.
     """
 
     name: str
@@ -45,7 +46,7 @@ class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoutingDone(msgspec.Struct, frozen=True):
-    """`revision` is the entry's new one; 0 when it is gone. `warnings` say what of it has no effect."""
+    """`revision` is the entry's new revision; 0 when it is gone. `warnings` name the parts that have no effect."""
 
     name: str
     revision: int
@@ -53,8 +54,9 @@ class RoutingDone(msgspec.Struct, frozen=True):
 
 
 class RoutingShown(msgspec.Struct, frozen=True):
-    """One deployment, resource or model. `why` says what keeps this process from using it. `state` is what workers
-    reported of it, else this process's own, as its calls are. A drained deployment gets no new calls."""
+    """One deployment, resource or model. `why` is what keeps this process from using it. `state` is what workers
+    reported of it, else the state in this process; `in_flight` counts calls of this process. A drained deployment gets
+    no new calls."""
 
     kind: Kind
     name: str
@@ -72,7 +74,7 @@ class RoutingShown(msgspec.Struct, frozen=True):
 
 
 class DeploymentRefreshed(msgspec.Struct, frozen=True):
-    """What a deployment answered this process just now. Every process tries it again within seconds, whatever it thought of it."""
+    """The answer of a deployment to this process just now. Every process tries it again within seconds, healthy or not."""
 
     name: str
     reachable: bool
@@ -89,7 +91,7 @@ class RoutingList(msgspec.Struct, frozen=True):
 
 
 class RoutingEditor:
-    """Keeps the store's entries; `looks_up` where this process must itself be able to use what is added."""
+    """Writes the store's entries. `looks_up` is set if this process must itself be able to use what is added."""
 
     def __init__(self, store: Store, settings: Callable[[], Settings], *, looks_up: bool) -> None:
         self._store = store
@@ -101,7 +103,7 @@ class RoutingEditor:
         return self._read_settings()
 
     async def list(self, unusable: dict[tuple[str, str], str] | None = None) -> list[RoutingShown]:
-        """The settings' own first, then what was added."""
+        """Return the entries of the settings first, then those that were added."""
         _, entries = await self._store.routing()
         found = self._read(entries)
         configured: list[Deployment | Resource] = [*deployments(self._settings), *resources(self._settings)]
@@ -127,7 +129,7 @@ class RoutingEditor:
         ]
 
     async def set_state(self, trail: AuditTrail, verb: str, name: str) -> RoutingDone:
-        """Drain, resume or refresh a deployment, and note it. To drain or resume twice changes nothing."""
+        """Drain, resume or refresh a deployment, and note it. Draining or resuming twice changes nothing."""
         _, entries = await self._store.routing()
         if not self._is_configured(DEPLOYMENT, name) and not any(
             (one.kind, one.name) == (DEPLOYMENT, name) for one in entries
@@ -205,7 +207,7 @@ class RoutingEditor:
             raise ApiProblem(409, "already_exists", f"There is a {kind} {name!r} already: change it instead.") from None
 
     async def _refuse_what_leads_nowhere(self, kind: str, name: str, text: str) -> Added:
-        """Among everything else that there is, this one must be of use; gives all that was added, with this one."""
+        """Refuse an entry that is of no use among all others; return all entries that were added, with this one."""
         _, entries = await self._store.routing()
         kept = [(one.kind, one.name, one.document) for one in entries if (one.kind, one.name) != (kind, name)]
         found = added(self._settings, [*kept, (kind, name, text)], looks_up=self._looks_up)
@@ -233,9 +235,9 @@ class RoutingEditor:
         return found
 
     async def _refuse_in_use(self, kind: str, name: str) -> None:
-        """What would lead nowhere afterwards: a resource to its model, or a batch to either."""
+        """Refuse to remove an entry that a resource or a batch still needs."""
         if kind == MODEL:
-            # Without terms of its own a model goes by those of all others.
+            # Without terms of its own a model uses those of all other models.
             return
         _, entries = await self._store.routing()
         found = self._read(entries)
@@ -314,7 +316,7 @@ class DeploymentRoutes:
         return found
 
     async def list(self, kind: str) -> list[RoutingShown]:
-        """Return what there is of one kind, with how this process stands to it."""
+        """Return the entries of one kind, with their state in this process."""
         status = {one.name: one for one in self._router.status()}
         troubles = reported_troubles(await self._context.store.worker_reports()) if kind == DEPLOYMENT else {}
         shown = []
@@ -339,12 +341,12 @@ class DeploymentRoutes:
         return done
 
     async def refresh(self, trail: AuditTrail, name: str) -> DeploymentRefreshed:
-        """Have every process try a deployment again, and ask it from here whether it is there."""
+        """Have every process try a deployment again, and probe it from here."""
         await self.set_state(trail, REFRESH, name)
         try:
             found = await self._router.probe(name)
         except KeyError:
-            # This process cannot use it, so it cannot ask it either.
+            # This process cannot use the deployment, so it cannot probe it either.
             why = "This process cannot use it: GET /admin/v1/deployments says why."
             return DeploymentRefreshed(name, False, 0, [], 0.0, why)
         models = list(found.models[:MODELS_SHOWN_MAX])
@@ -406,7 +408,7 @@ def _stored(entry: RoutingEntry, noun: Deployment | Resource | None, why: str) -
 
 
 def _unusable(kind: str, why: str) -> ApiProblem:
-    """Return the refusal of an entry, as one sentence whatever the check of settings calls it."""
+    """Return the refusal of an entry as one sentence, without the prefix of the settings check."""
     reason = why.removeprefix("cannot be used: ")
     end = "" if reason.endswith(("?", ".")) else "."
     return ApiProblem(400, "invalid_parameter", f"This {kind} cannot be used: {reason}{end}")

@@ -1,6 +1,6 @@
-"""Items of any tenant's batch: what became of its requests, and one request with its response.
+"""Items of any tenant's batch: the outcomes of its requests, and one request with its response.
 
-What tenants wrote and what models answered is shown only with a scope of its own, and the audit names who looked.
+Requests and responses are shown only with a scope of their own, and the audit notes who read them.
 """
 
 import msgspec

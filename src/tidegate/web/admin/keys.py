@@ -1,6 +1,7 @@
-"""API keys as an operator makes, changes, rotates, revokes and deletes them: by a command that holds the store, or through these routes.
+"""API keys, which an operator makes, changes, rotates, revokes and deletes through these routes or by a command that
+holds the store.
 
-A key is shown once, by the answer that makes it. Each change is noted in the audit, without secrets.
+A key is shown once, in the answer that makes it. Each change is noted in the audit, without secrets.
 """
 
 import unicodedata
@@ -60,8 +61,8 @@ class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a key is to be another way; what is not given stays. An empty list of models, resources, addresses or environments allows
-    any, and 0 parallel calls as many as there are slots."""
+    """The changes to a key; fields that are left out stay. An empty list of models, resources, addresses or
+    environments allows any, and 0 parallel calls allows as many as there are slots."""
 
     scopes: list[str] | None = None
     models: list[str] | None = None
@@ -74,13 +75,13 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For how long the secret before still works."""
+    """A new secret for a key. The former secret works for `grace_ms` more."""
 
     grace_ms: Annotated[int, msgspec.Meta(ge=0, le=GRACE_MS_MAX)] = GRACE_MS
 
 
 class KeyDeletion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The key that is to be no more, or the organization none of whose keys are."""
+    """The key to delete, or the organization whose keys are all deleted."""
 
     id: str | None = None
     org: str | None = None
@@ -91,7 +92,7 @@ class KeysDeleted(msgspec.Struct, frozen=True):
 
 
 class KeyMade(msgspec.Struct, frozen=True):
-    """A new key: the only time that anyone sees it."""
+    """A new key. Its text is shown only here."""
 
     id: str
     key: str
@@ -108,7 +109,7 @@ class KeyRevoked(msgspec.Struct, frozen=True):
 
 
 def check_wish(wish: KeyWish) -> None:
-    """Refuse what could not be distinguished later: empty, endless or invisible names, and scopes that do not exist."""
+    """Refuse names that are empty, too long or invisible, and scopes that do not exist."""
     for name, text in (("org", wish.org), ("team", wish.team), ("user", wish.user)):
         if text is not None and not _is_name(text):
             raise _bad(name, f"`{name}` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
@@ -128,7 +129,7 @@ def check_wish(wish: KeyWish) -> None:
 
 
 def check_change(change: KeyChange) -> None:
-    """Refuse names that cannot be meant, scopes that do not exist, limits that limit nothing, and a time that is over."""
+    """Refuse impossible names, scopes that do not exist, limits that limit nothing, and times in the past."""
     for name, names in (("models", change.models), ("resources", change.resources)):
         if len(names or ()) > MODELS_MAX or not all(_is_name(one) for one in names or ()):
             raise _bad(
@@ -162,7 +163,7 @@ def check_change(change: KeyChange) -> None:
 
 
 async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: KeyWish) -> KeyMade:
-    """Draw a key, keep its keyed hash, give its text."""
+    """Make a key, store its keyed hash, and return its text."""
     check_wish(wish)
     made = keys.make(entropy.token_bytes(keys.RANDOM_BYTES))
     store = trail.noting("key.create", "key", made.public_id)
@@ -195,7 +196,7 @@ async def _claim_pepper(store: Store, pepper: bytes) -> None:
 
 
 async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text: Secret) -> None:
-    """Keep the key of the settings as the first of its store, for every call of a tenant; a store that has keys is left as it is."""
+    """Store the key of the settings as the first key, for every call of a tenant. A store that has keys is left unchanged."""
     public_id = keys.public_id_of(text.reveal())
     if public_id is None:
         raise SettingsError("auth.bootstrap_key is no key; `tidegate keys generate` prints one.")
@@ -211,7 +212,7 @@ async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text
 
 
 async def rotate_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, key_id: str, rotation: KeyRotation) -> KeyMade:
-    """Draw another secret for a key. Its id, its limits and what it made stay; the secret before works for the grace."""
+    """Make another secret for a key. Its id, its limits and its work stay; the former secret works for the grace."""
     if keys.PUBLIC_ID.fullmatch(key_id):
         made = keys.remake(key_id, entropy.token_bytes(keys.RANDOM_BYTES))
         store = trail.noting("key.rotate", "key", key_id)
@@ -224,7 +225,8 @@ async def rotate_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, key_id:
 
 
 async def change_key(trail: AuditTrail, key_id: str, change: KeyChange) -> bool:
-    """Change what a key may do; it holds everywhere within seconds, also for what its batches have not sent yet."""
+    """Change what a key may do. The change holds everywhere within seconds, also for items of its batches that were not
+    sent yet."""
     check_change(change)
     store = trail.noting("key.change", "key", key_id)
     after_ms = change.expires_after_ms
@@ -242,13 +244,13 @@ async def change_key(trail: AuditTrail, key_id: str, change: KeyChange) -> bool:
 
 
 async def revoke_key(trail: AuditTrail, key_id: str) -> bool:
-    """Make a key useless within seconds. False: there is no such key, or it is revoked already."""
+    """Revoke a key; it stops working within seconds. Return False if there is no such key, or it is revoked already."""
     store = trail.noting("key.revoke", "key", key_id)
     return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.revoke_key(key_id)
 
 
 async def delete_keys(trail: AuditTrail, deletion: KeyDeletion) -> KeysDeleted:
-    """Take away a key, or all those of an organization: what their batches have not sent yet fails within seconds."""
+    """Delete a key, or all keys of an organization. The items of their batches that were not sent yet fail within seconds."""
     if (deletion.id is None) == (deletion.org is None):
         raise _bad("id", "Name the key to delete, or the organization whose keys are to go; not both.")
     if deletion.org is not None:
@@ -338,7 +340,7 @@ class KeyRoutes:
 
 
 def key_shown(row: dict[str, Any]) -> KeyShown:
-    """Return a key of the store as operators see it."""
+    """Return a stored key as operators see it."""
     return KeyShown(
         id=row["id"],
         object="key",
@@ -365,7 +367,7 @@ def _seconds(moment_ms: int | None) -> int | None:
 
 
 def _is_name(text: str) -> bool:
-    """Whether people can tell it from others: what looks the same is the same."""
+    """Return whether a text can be a name. It must be normalized, so that no two names look the same."""
     is_plain = text.isprintable() and text.strip() == text and unicodedata.is_normalized("NFC", text)
     return is_plain and 1 <= len(text) <= NAME_CHARS_MAX
 

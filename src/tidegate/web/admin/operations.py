@@ -1,5 +1,5 @@
-"""Operations: one action on every batch that matches a filter. What it would change is shown first; a worker carries it out, and it can be
-watched and cancelled meanwhile."""
+"""Operations: one action on every batch that matches a filter. A dry run shows what would change. A worker carries the
+operation out, and it can be watched and cancelled meanwhile."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -30,8 +30,8 @@ ACTIONS: tuple[str, ...] = get_args(Action)
 
 
 class OperationFilter(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Which batches: all that match everything that is given, as in the list of batches. An empty one is every batch that the action can
-    change."""
+    """The batches of an operation: those that match every field, as in the list of batches. An empty filter matches
+    every batch that the action can change."""
 
     org: str | None = None
     status: str | None = None
@@ -44,7 +44,7 @@ class OperationFilter(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
 
 
 class OperationWish(msgspec.Struct, forbid_unknown_fields=True):
-    """What to do, and to which batches; with `dry_run` nothing is changed, and the answer says what would be."""
+    """The action, and the filter of its batches. With `dry_run` nothing is changed, and the answer shows what would be."""
 
     action: Action
     filter: OperationFilter
@@ -52,8 +52,9 @@ class OperationWish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MatchedShown(msgspec.Struct, frozen=True):
-    """What an operation is about: requests that have not run, or for a retry those that failed; the tokens and the cost that they are
-    expected to need from now on; the first deadline among its batches, and how many must end within an hour."""
+    """What an operation would change. `items` are requests that have not run, or for a retry those that failed;
+    `tokens` and `cost` are what they are expected to need; `due_within_hour` counts the batches that must end within an
+    hour."""
 
     jobs: int
     items: int
@@ -70,7 +71,7 @@ class FailureShown(msgspec.Struct, frozen=True):
 
 
 class OperationShown(msgspec.Struct, frozen=True):
-    """`done` and `failed` count batches. Without an `id` it is a dry run."""
+    """An operation; a dry run has no `id`. `done` and `failed` count batches."""
 
     id: str | None
     object: str
@@ -95,12 +96,12 @@ class OperationDesk:
         self._entropy = context.entropy
 
     async def impact(self, scope: OperationScope) -> OperationShown:
-        """Return what an operation would change, and change nothing."""
+        """Return what an operation would change, without changing anything."""
         matched = _matched(await self._store.impact_of(scope))
         return OperationShown(None, "operation", "dry_run", scope.action, filter_shown(scope), matched)
 
     async def make(self, trail: AuditTrail, scope: OperationScope) -> OperationShown:
-        """Begin an operation; workers carry it out."""
+        """Make an operation; workers carry it out."""
         operation_id = ids.make("op", self._entropy.token_bytes(ids.RANDOM_BYTES))
         noting = trail.noting("operation.create", "operation", operation_id)
         made = await noting.put_operation(operation_id, trail.actor, scope)
@@ -108,7 +109,7 @@ class OperationDesk:
         return operation_shown(made)
 
     async def cancel(self, trail: AuditTrail, operation_id: str) -> OperationShown:
-        """Let an operation change nothing more."""
+        """Cancel an operation, so that it changes nothing more."""
         found = await trail.noting("operation.cancel", "operation", operation_id).cancel_operation(operation_id)
         if found is None:
             raise no_such_operation(operation_id)
@@ -167,12 +168,12 @@ class OperationRoutes:
 
 
 def scope_of(action: str, query: QueryParams) -> OperationScope:
-    """Return what an operation is about, with its filter checked as that of the list of batches is."""
+    """Return the scope of an operation. Its filter is checked like that of the list of batches."""
     return OperationScope(action, text(query, "org"), job_filter(query, ("org",)) or JobFilter())
 
 
 def _query(wanted: OperationFilter) -> QueryParams:
-    """Return a filter as the list of batches would be asked for it."""
+    """Return a filter as the query of the list of batches."""
     given: dict[str, Any] = msgspec.to_builtins(wanted)
     pairs = given.pop("metadata", {})
     named = [(name, str(value)) for name, value in given.items() if value is not None]
@@ -180,7 +181,7 @@ def _query(wanted: OperationFilter) -> QueryParams:
 
 
 def filter_shown(scope: OperationScope) -> OperationFilter:
-    """Return a filter as it was given."""
+    """Return the filter of a scope in the form in which it was given."""
     jobs, anything = scope.jobs, JobFilter()
     return OperationFilter(
         scope.org,

@@ -1,7 +1,8 @@
-"""The API behind the socket in the data directory, for commands on this machine: it works whatever address the server listens on.
+"""Serves the API at the socket in the data directory, for commands on this machine. It works whatever address the
+server listens on.
 
-It serves few and small requests, so each is read and answered whole. Who may connect is decided by the socket's mode and by the user at the
-other end; what a caller may do is decided by the app, as everywhere.
+Requests here are few and small, so each is read and answered whole. The socket's mode and the user at the other end
+decide who may connect; the app decides what a caller may do, as everywhere.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _CLOSE_S = 1.0
 
 @asynccontextmanager
 async def operator_socket(app: ASGIApp, data_dir: Path) -> AsyncIterator[None]:
-    """Serve the app at the socket while the block runs; without it where the file system has no sockets."""
+    """Serve the app at the socket while the block runs; serve nothing if the file system has no sockets."""
     server = Server(_Bridge(app).answer)
     async with AsyncExitStack() as stack:
         try:
@@ -42,7 +43,7 @@ async def operator_socket(app: ASGIApp, data_dir: Path) -> AsyncIterator[None]:
 
 
 class _Bridge:
-    """Requests of aiohttp's server as the app takes them."""
+    """Passes requests of aiohttp's server to the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -57,7 +58,7 @@ class _Bridge:
 
         async def receive() -> Message:
             if not to_read:
-                # The client waits for its answer; this does not watch whether it stays.
+                # Never report a disconnect: whether the client stays is not watched here.
                 await asyncio.Event().wait()
             return {"type": "http.request", "body": to_read.pop(), "more_body": False}
 

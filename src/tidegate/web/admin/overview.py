@@ -1,4 +1,5 @@
-"""What runs, waits and is stuck, over all tenants: the overview, workers, flows, organizations and what models have room for."""
+"""Shows what runs, waits and is stuck over all tenants: the overview, workers, flows, organizations and the free
+capacity of models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,7 @@ FLOWS_MAX = 1_000
 
 
 class OpenBatches(msgspec.Struct, frozen=True):
-    """Batches of one status that have not ended, and their requests."""
+    """Open batches of one status, and their requests."""
 
     status: str
     batches: int
@@ -42,7 +43,8 @@ class OpenBatches(msgspec.Struct, frozen=True):
 
 
 class EndedBatches(msgspec.Struct, frozen=True):
-    """Batches that ended in one way in the last hour, and their requests; not all of them where there were more than 10,000."""
+    """Batches that ended with one status in the last hour, and their requests. Above 10,000 batches the counts are not
+    complete."""
 
     status: str
     batches: int
@@ -51,7 +53,7 @@ class EndedBatches(msgspec.Struct, frozen=True):
 
 
 class ModelBacklog(msgspec.Struct, frozen=True):
-    """What waits for a model, and how fast it goes. `closed` says why this process sends it nothing now; empty while it may."""
+    """The work that waits for a model, and its speed. `closed` is why this process sends it nothing now; empty while it may."""
 
     model: str
     batches: int
@@ -65,7 +67,7 @@ class ModelBacklog(msgspec.Struct, frozen=True):
 
 
 class StuckBatch(msgspec.Struct, frozen=True):
-    """A batch to look at: a step of it failed and is tried again, or its time is nearly over."""
+    """A batch that needs a look: a step failed and is tried again, or its time is nearly over."""
 
     id: str
     org: str
@@ -75,11 +77,11 @@ class StuckBatch(msgspec.Struct, frozen=True):
 
 
 class DeploymentHealth(msgspec.Struct, frozen=True):
-    """A deployment as this process sees it, or as a worker reported it that found it unhealthy; `in_flight` is background work's. It
-    `serves` interactive calls, batches or both.
+    """The health of a deployment in this process, or as reported by a worker that found it unhealthy. `in_flight`
+    counts background calls. It `serves` interactive calls, batches or both.
 
-    `tide` is what running processes reported of its room beside interactive calls, and `tide_calls` how many calls of background work they
-    allow there (0: not known). Calls `everywhere` are those of all processes.
+    `tide` is what running processes reported about its room beside interactive calls, and `tide_calls` is how many background calls
+    they allow there (0: not known). Calls `everywhere` are those of all processes.
     """
 
     name: str
@@ -112,8 +114,8 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 class WorkerShown(msgspec.Struct, frozen=True):
-    """One incarnation of a process: `alive`, `lost` (it stopped beating) or `gone`. Times are unix seconds. `trouble` is what keeps it
-    from running items; empty while nothing does."""
+    """One incarnation of a process: `alive`, `lost` (its heartbeat stopped) or `gone`. Times are unix seconds.
+    `trouble` is what keeps it from running items; empty without trouble."""
 
     id: str
     object: str
@@ -127,7 +129,7 @@ class WorkerShown(msgspec.Struct, frozen=True):
 
 
 class FlowShown(msgspec.Struct, frozen=True):
-    """The queue of one share owner for one model. `served` is weighted service; the least served goes next."""
+    """The queue of one share owner for one model. `served` is its weighted service; the flow with the least goes next."""
 
     object: str
     model: str
@@ -154,7 +156,7 @@ class OrgShown(msgspec.Struct, frozen=True):
 
 
 class ModelCapacity(msgspec.Struct, frozen=True):
-    """What this process could send to a model now. `closed` says why nothing may be sent; empty while something may."""
+    """What this process could send to a model now. `closed` is why nothing may be sent; empty while something may."""
 
     object: str
     model: str
@@ -252,7 +254,7 @@ class OverviewRoutes:
         return json_answer(page_of([flow_shown(row) for row in rows[:count]], [], has_more=len(rows) > count))
 
     async def refresh_flows(self, request: Request, caller: Caller) -> Response:
-        """Nothing is changed but when resting flows are looked at, so nothing is noted."""
+        """Look at resting flows now. Nothing else changes, so the audit notes nothing."""
         return json_answer(FlowsRefreshed(await self._store.refresh_flows()))
 
     async def orgs(self, request: Request, caller: Caller) -> Response:
@@ -288,7 +290,7 @@ def _limit_text(limit: Limit) -> str:
 
 
 def worker_shown(row: dict[str, Any]) -> WorkerShown:
-    # Only a worker declares another one gone: until one does, a process that stopped beating is lost.
+    # Only a worker declares another one gone; until then a process without a heartbeat is shown as lost.
     is_lost = row["state"] == WorkerState.ALIVE and row["alive_until"] <= row["now"]
     return WorkerShown(
         row["id"],
@@ -318,7 +320,7 @@ def flow_shown(row: dict[str, Any]) -> FlowShown:
 
 
 def _health(status: DeploymentStatus, tide: list[str], load: tuple[int, int, int] | None) -> DeploymentHealth:
-    """Return a deployment's health; without a report of its load, that is this process's own."""
+    """Return a deployment's health. Without a reported load it shows this process's own load."""
     return DeploymentHealth(
         status.name,
         list(status.models),

@@ -1,6 +1,6 @@
-"""The scheduler as an operator sees and switches it.
+"""The scheduler's modes and counts, which an operator reads and switches.
 
-The switch lies in the store, so every process follows; counts are this process's own.
+A switch is in the store, so every process follows. Counts are those of this process.
 """
 
 from typing import Literal
@@ -27,14 +27,14 @@ _PATH = "/admin/v1/scheduler"
 
 
 class SchedulerWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to switch; what is left out stays, and `configured` gives back what the settings say."""
+    """The modes to switch. A mode that is left out stays; `configured` returns to that of the settings."""
 
     mode: Mode | Literal["configured"] | None = None
     shadow_mode: ShadowMode | Literal["configured"] | None = None
 
 
 class SchedulerStatus(msgspec.Struct, frozen=True):
-    """The modes in force and whether each was switched at run time; counts since this process began, where it has a worker."""
+    """The modes in force, whether each was switched at run time, and this process's counts, if it has a worker."""
 
     mode: str
     shadow_mode: str
@@ -47,7 +47,7 @@ class SchedulerStatus(msgspec.Struct, frozen=True):
 
 
 def status_of(settings: Settings, override: ModeOverride) -> SchedulerStatus:
-    """The modes in force under this switch."""
+    """Return the modes in force with this switch."""
     policy = switched(schedule_policy(settings), override)
     return SchedulerStatus(
         mode=policy.mode.value,
@@ -58,7 +58,7 @@ def status_of(settings: Settings, override: ModeOverride) -> SchedulerStatus:
 
 
 async def override_mode(trail: AuditTrail, wish: SchedulerWish) -> ModeOverride:
-    """Switch what was asked for; asking twice is fine."""
+    """Switch the modes. Asking twice changes nothing."""
     store = trail.noting("scheduler.mode", "scheduler", MODE)
     mode, shadow_mode = ("" if one == CONFIGURED else one for one in (wish.mode, wish.shadow_mode))
     return await store.override_mode(mode, shadow_mode)

@@ -1,4 +1,4 @@
-"""What was used and what it cost, as an operator exports it: of everybody, or of one organization."""
+"""Exports what was used and what it cost, for all organizations or for one."""
 
 from datetime import UTC, date, datetime, timedelta
 
@@ -28,7 +28,8 @@ class UsageRoutes:
         return [Guarded("GET", "/admin/v1/usage", READ, self.usage)]
 
     async def usage(self, request: Request, caller: Caller) -> Response:
-        """`by`, `from` and `to` (UTC days, both included), `org` and `format`, as `tidegate usage` takes them."""
+        """Export usage. The query has `by`, `from` and `to` (UTC days, both included), `org` and `format`, as in
+        `tidegate usage`."""
         query = request.query_params
         requests.refuse_unknown(query, ("by", "format", "from", "org", "to"))
         by = [name for name in (requests.one(query, "by") or BY).split(",") if name]
