@@ -1,1 +1,1 @@
-"""Jobs as every door makes and watches them."""
+"""Creating, reading and watching jobs, for every front door."""

@@ -1,4 +1,5 @@
-"""Create jobs for every door: the forecast's warnings, the quotas that bind the caller, and the ring that starts ingest."""
+"""Creates jobs for every door: with the forecast's warnings, the quotas that bind the caller, and the notice that
+starts ingest."""
 
 import asyncio
 
@@ -44,19 +45,19 @@ class JobCreation:
         return job, warnings
 
     async def create_inline(self, caller: Caller, wanted: JobRequest, key: str | None, file_key: str | None) -> Job:
-        """Accept a job whose input came with its create, and was kept under `file_key`; a refusal takes the input back."""
+        """Accept a job whose input came with its create and is kept under `file_key`. A refusal takes the input back."""
         try:
             job, _ = await self.create(caller, wanted, key)
         except ApiProblem as problem:
             await self._reception.take_back_file(caller.tenant_id, wanted.input_file_id, file_key)
             if key is not None and problem.code == "file_not_found":
-                # Another copy of this request was refused, and took back the input that both had.
+                # Another copy of this request was refused, and took back the input of both.
                 raise _refused_elsewhere() from None
             raise
         return job
 
     async def retry(self, caller: Caller, job_id: str, choice: RetryChoice, key: str | None) -> Job | None:
-        """Accept a job that runs items of an ended one again; None when there is none."""
+        """Accept a job that runs items of an ended job again; None if there is no such job."""
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         job = await self._reception.retry_job(
             caller, job_id, choice, idempotency_key=key, quotas=await self._quotas(caller), share_owner=share_owner
@@ -65,7 +66,7 @@ class JobCreation:
         return job
 
     async def refusals(self, caller: Caller, wanted: JobRequest) -> list[ApiProblem]:
-        """Why a job that is not created would be refused as a whole."""
+        """Return why a create would be refused as a whole; no job is created."""
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         found = [await self._store.creation_problem(caller, wanted, await self._quotas(caller), share_owner)]
         try:
@@ -76,7 +77,7 @@ class JobCreation:
         return [problem for problem in found if problem is not None]
 
     def _check_escalation(self, caller: Caller, wanted: JobRequest) -> None:
-        """Refuse a job that names a stronger model which is not here, or which its key does not allow."""
+        """Refuse a job whose stronger model is not served here, or not allowed by its key."""
         name = wanted.answers.escalate_to if wanted.answers else None
         if name is None:
             return
@@ -88,7 +89,7 @@ class JobCreation:
             raise ApiProblem(404, "model_not_found", message, param="answers.escalate_to")
 
     async def _quotas(self, caller: Caller) -> Quotas:
-        """What every tenant is held to, and what this one is."""
+        """Return the quotas of every tenant, with the limits of this one."""
         quotas = self._settings.limits.quotas()
         name = await self._store.tenant_name(caller.tenant_id) if self._tenants.names() else None
         policy = self._tenants.of(name or "")

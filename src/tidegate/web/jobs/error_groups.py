@@ -1,5 +1,5 @@
-"""What went wrong in a batch, grouped by kind of error. A whole message may repeat a request, so it is shown only on the page of that
-request, which needs a scope."""
+"""Groups the errors of a batch by kind. A whole message may quote a request, so only the page of that request shows it,
+which needs a scope."""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -19,12 +19,13 @@ READ_BYTES_MAX = 1 << 20
 EXAMPLES_MAX = 5
 GROUPS_MAX = 200
 FILES_KEPT = 16
-# Where messages are all different, the rest of them is one group for each code.
+# Above GROUPS_MAX, the rest of the messages is one group for each code.
 REST = "(more messages, all different)"
 
 
 class ErrorKindShown(msgspec.Struct, frozen=True):
-    """Errors of one kind in one batch. `message` is what their messages have in common, `examples` are custom_ids of a few."""
+    """Errors of one kind in one batch. `message` is the common part of their messages, and `examples` are the
+    custom_ids of a few."""
 
     id: str
     object: str
@@ -36,7 +37,8 @@ class ErrorKindShown(msgspec.Struct, frozen=True):
 
 
 class ErrorKinds(msgspec.Struct, frozen=True):
-    """The kinds of errors of a batch, most frequent first; `is_partial` when only the beginning of its error file was read."""
+    """The kinds of errors of a batch, most frequent first. `is_partial` is set when only the beginning of its error
+    file was read."""
 
     object: str
     batch_id: str
@@ -45,7 +47,8 @@ class ErrorKinds(msgspec.Struct, frozen=True):
 
 
 class ErrorGroups(msgspec.Struct):
-    """`counts` by kind, with the id and custom_id of a few; `is_partial` when only the beginning of the error file was read."""
+    """Errors of a batch: `counts` by kind, and the id and custom_id of a few examples. `is_partial` is set when only
+    the beginning of the error file was read."""
 
     counts: Counter[ErrorKind] = msgspec.field(default_factory=Counter)
     examples: dict[ErrorKind, list[tuple[str, str]]] = msgspec.field(default_factory=dict)
@@ -60,12 +63,12 @@ class ErrorGroups(msgspec.Struct):
         return ErrorKinds("list", batch_id, kinds, self.is_partial)
 
     def is_rest(self, kind: ErrorKind) -> bool:
-        """Whether a group is the rest of a code's kinds: a retry of it takes all of the code."""
+        """Return whether this kind stands for all other messages of its code, so that a retry takes the whole code."""
         return kind.text == REST
 
 
 class ErrorReader:
-    """Reads error files for pages that are refreshed often: a file that has not grown is not read again."""
+    """Reads error files for pages that are refreshed often. A file that has not grown is not read again."""
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store
@@ -97,10 +100,10 @@ async def error_groups(store: Store, blobs: Blobs, job: Job) -> ErrorGroups:
             async for chunk in stream:
                 data += chunk
     except BlobError:
-        # Its bytes were deleted with their file, or are being moved: the page shows the rest.
+        # The bytes were deleted with their file, or are being moved: the page shows the rest.
         groups.is_partial = True
     lines = bytes(data).split(b"\n")
-    # Hostile messages take a while, and other requests do not wait for that.
+    # In a thread, because hostile messages take a while.
     await asyncio.to_thread(_add_all, groups, lines[:-1] if groups.is_partial else lines)
     return groups
 

@@ -1,4 +1,4 @@
-"""A stream of server-sent events about one job, for every door: it waits for news, hands them on, and says why it ends."""
+"""Streams server-sent events about one job, for every door: waits for news, passes them on, and reports why the stream ends."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from tidegate.web.jobs.job_watch import JobFollower, JobWatch
 log = structlog.get_logger()
 
 HEARTBEAT_S = 15.0
-# How soon storage that was away is asked again.
+# The pause before storage that failed is asked again.
 RETRY_S = 2.0
 HEADERS = {"X-Accel-Buffering": "no"}
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
@@ -27,39 +27,41 @@ _HEARTBEAT = b": heartbeat\n\n"
 
 
 class EventSource(ABC):
-    """What a door reports of one job, from one position on. What it has sent it does not send again."""
+    """The events that a door sends about one job, from one position on, each once."""
 
     opening = b""
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """Whether the end of the job was sent."""
+        """Return whether the end of the job was sent."""
 
     @abstractmethod
     def news(self, job: Job) -> AsyncGenerator[bytes, None]:
-        """Yield what is new with the job as it stands now, in pieces of whole events."""
+        """Yield what is new with the job in its present state, in pieces of whole events."""
 
     @abstractmethod
     def after_cut(self, problem: ApiProblem) -> bytes:
-        """Return what is sent last when the caller's key stopped working."""
+        """Return the last bytes when the caller's key stopped working."""
 
     @abstractmethod
     def after_slow(self, job: Job) -> bytes:
-        """Return what is sent last to a reader that did not keep up: that it goes on from its last event."""
+        """Return the last bytes for a reader that did not keep up: it can go on after its last event."""
 
     def after_stop(self) -> bytes:
-        """Return what is sent last when this server stops."""
+        """Return the last bytes when this server stops."""
         return b""
 
     def after_loss(self) -> bytes | None:
-        """Return what is sent last when storage is away; None to go on once it is back."""
+        """Return the last bytes when storage fails; None to go on once it is back."""
         return None
 
 
 class EventStream(Response):
-    """The answer to one reader. It reads no faster than the client takes, and holds one piece for it. A client that took nothing for long
-    and comes back to it gets a last event by which it asks again from there; one that does not come back is cut off."""
+    """The response to one reader. It sends no faster than the client reads, and holds one piece at a time.
+
+    A client that reads again after a long pause gets a last event, and can go on from there with a new request. A
+    client that does not read again is cut off."""
 
     def __init__(
         self, watch: JobWatch, slot: AbstractAsyncContextManager[object], job: Job, source: EventSource
@@ -86,7 +88,7 @@ class EventStream(Response):
                     await send(body_part(b"", more=False))
 
     async def _tell(self, follower: JobFollower, open_call: OpenCall | None, send: Send) -> bytes:
-        """Tell everything up to the end of the job, of the key or of this server; returns what is to be sent last."""
+        """Send everything until the job ends, the key stops working or this server stops. Return the last bytes to send."""
         has_news, is_behind = True, False
         while follower.job is not None:
             if open_call is not None and open_call.is_cut:
@@ -107,7 +109,7 @@ class EventStream(Response):
         return b""
 
     async def _tell_news(self, job: Job, send: Send) -> bool:
-        """Tell what is new; False when storage is away, and the rest is to be sent later."""
+        """Send what is new. Return False when storage failed, so that the rest is sent later."""
         try:
             async with aclosing(self._source.news(job)) as news:
                 async for piece in news:
@@ -120,8 +122,8 @@ class EventStream(Response):
         return True
 
     async def _say(self, send: Send, piece: bytes) -> None:
-        """Send whole events in one part, so that a client that reads part by part meets no half of one. It waits while the client has not
-        taken enough of what was sent before."""
+        """Send whole events in one part, so that a client that reads part by part gets no half event. This waits while
+        the client has not read enough of what was sent before."""
         if piece:
             loop = asyncio.get_running_loop()
             begun_s = loop.time()

@@ -1,6 +1,6 @@
-"""Why a job runs or waits: the facts for it, from the store, the settings and what workers reported, for commands and doors alike.
+"""Explains why a job runs or waits, from the store, the settings and the reports of workers, for commands and doors alike.
 
-What a worker with room would do is worked out here from the same look and the same rules as in a worker.
+The prediction of what a worker with room would do uses a worker's own view of the store and its rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +31,10 @@ from tidegate.web.jobs.error_groups import error_groups
 from tidegate.web.jobs.forecast import calls_ahead, end_of
 from tidegate.web.jobs.reported_health import reported_troubles
 
-# Wider than a worker's own look, so that a batch far behind is found too.
+# Wider than a worker's own view, so that a batch far behind is found too.
 FLOWS_MAX = 1_000
 JOBS_MAX = 2_000
-# So many reports about tides are shown; more processes report the like.
+# The reports about tides that are shown; further processes report much the same.
 TIDES_MAX = 8
 
 Places = tuple[list[Deployment], list[Resource]]
@@ -42,8 +42,8 @@ Bindings = dict[str, list[tuple[Budget, ...]]]
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a batch runs or waits, in sentences. `waits_for` is the first reason why it stands still; null where none is known. `models` are
-    those that its lines ask for."""
+    """Why a batch runs or waits, in sentences. `waits_for` is the first reason why it makes no progress; null if none
+    is known. `models` are the models that its lines ask for."""
 
     object: str
     batch_id: str
@@ -54,7 +54,8 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    """`elsewhere` are deployments and resources that a server has by settings which this process was not given."""
+    """Explains jobs. `elsewhere` has the deployments and resources that a server has by settings that this process was
+    not given."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Explainer:
         self._elsewhere = elsewhere or ([], [])
 
     async def explanation(self, job: Job, *, for_owner: bool) -> Explanation:
-        """Explain a job to the operator, or to its owner without what only the operator may know."""
+        """Explain a job to the operator, or to its owner without the facts that only the operator may know."""
         inputs = await self.inputs(job)
         sentences = explain(job, inputs, for_owner=for_owner)
         reason = waits_for(job, inputs, for_owner=for_owner)
@@ -79,7 +80,7 @@ class Explainer:
         return Explanation("batch.explanation", job.id, str(job.state), reason or None, sentences, models)
 
     async def inputs(self, job: Job) -> ExplainInputs:
-        """Return all that is known of why a job runs or waits."""
+        """Return everything that is known about why a job runs or waits."""
         inputs = await self._store.explain_inputs(job.id)
         assert inputs is not None, "the job was just read"
         if job.state in JOB_ENDED:
@@ -128,7 +129,7 @@ class Explainer:
         )
 
     async def _bound(self, settings: Settings, job: Job, models: Sequence[str]) -> Bindings:
-        """The budgets that bind the batch at each model, for each deployment that could take its calls."""
+        """Return the budgets that bind the batch at each model, one group for each deployment that could take its calls."""
         tenant = await self._store.tenant_name(job.tenant_id)
         policy = Tenants(settings).of(tenant or "")
         key = await self._store.get_key(job.key_id) if job.key_id else None
@@ -136,17 +137,18 @@ class Explainer:
         own = policy.budgets(job.tenant_id, user, job.key_id, job.id, job.limits, team)
         if key is not None:
             own = with_limits(own, LimitBound.KEY, str(job.key_id), limits_from(key["limits"]))
-        # The budgets of a deployment that this process does not know are unknown; the batch's own bind it all the same.
+        # This process may not know the deployments of a model; the batch's own budgets bind all the same.
         return {model: [budgets + own for budgets in self._router.budgets(model) or [()]] for model in models}
 
     async def _least_ms(self, job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
-        """Return the earliest end for each model. With several models one call each is assumed: the split is not counted."""
+        """Return the shortest time to the end for each model. With several models it counts one call each, because the
+        split is unknown."""
         calls = calls_ahead(job) if len(bound) == 1 else CallsAhead(1)
         taken = {model: await self._store.calls_take_ms(ways, calls) for model, ways in bound.items()}
         return {model: max(taken[model] or 0, waits_ms.get(model, 0)) for model in bound}
 
     async def _spent(self, job: Job, bound: Bindings) -> tuple[tuple[SpentBudget, ...], dict[str, int]]:
-        """Return the models that nothing may be sent to now, with the budget that is used up, and how long each of them must wait."""
+        """Return the used-up budgets of the models that cannot be called now, and how long each model must wait."""
         spent, waits_ms = [], {}
         for model, ways in bound.items():
             grants = await self._store.look_at_budgets([BudgetRequest(budgets, 1, 1, 1) for budgets in ways])
@@ -161,7 +163,7 @@ class Explainer:
     async def _forecasts(
         self, settings: Settings, job: Job, outlook: Outlook, least_ms: dict[str, int]
     ) -> tuple[schedule.FlowForecast, ...]:
-        """What a worker with room for one slice of each of its models would do now."""
+        """Return what a worker with room for one slice of each of the job's models would do now."""
         models = [one.model for one in outlook.models]
         slice_items = settings.ingest.slice_count_max
         policy = switched(schedule_policy(settings), await self._store.mode_override())
@@ -214,7 +216,7 @@ def _figures(limit: Limit) -> str:
 def unhealthy_models(
     places: Places, workers: Sequence[ReportedWorker], models: Sequence[str]
 ) -> tuple[UnhealthyModel, ...]:
-    """Return the models that have deployments which a living worker sends nothing to."""
+    """Return the models with deployments to which a living worker sends nothing."""
     reported = reported_troubles(workers)
     falls_back = {one.name for one in places[1] if one.fallbacks}
     found = []
@@ -242,13 +244,13 @@ def tide_notes(
 
 
 def tides_closed(places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
-    """Return the models without room beside interactive calls, by a recent report about every deployment that serves them."""
+    """Return the models without room beside interactive calls, as reported lately for every deployment that serves them."""
     shut = {place for place, why in tides_now if schedule.Reason.TIDE_CLOSED in why}
     return [model for model, serving in _serving(places, models).items() if serving and serving <= shut]
 
 
 def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
-    """The deployments that batch work for each model may go to."""
+    """Return the deployments to which background work for each model may go."""
     aims = {one.name: one.model for one in places[1]}
     takers = [one for one in places[0] if one.takes_background]
     return {

@@ -1,6 +1,6 @@
-"""When a batch will be done, and whether one that is wished for can be done in time: measured rates and a sample of its input.
+"""Forecasts when a batch will be done, and whether a new one can be done in time, from measured rates and a sample of its input.
 
-A forecast never keeps anything from being accepted by failing itself: where nothing was measured or the storage is away, there is none.
+A failing forecast never keeps a batch from being accepted: without measurements or storage there is no forecast.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from tidegate.web.jobs.forecast_shapes import UNKNOWN, EtaShown, Forecast
 SAMPLE_BYTES_MAX = 64 * 1024
 SAMPLE_MODELS_MAX = 8
 CHOICES_MAX = 128
-# A job that was alone for this part of its time shows the pace of its own requests.
+# A job's own pace counts if it was alone for at least this share of its time.
 _ALONE_MIN = 0.9
 # Moments are shown to the nearest second.
 _HALF_S_MS = 500
@@ -73,7 +73,7 @@ class Forecaster:
         )
 
     async def _caller_of(self, job: Job) -> Caller:
-        """The caller who made a job, as its key stands now."""
+        """Return the caller who made a job, with the limits that its key has now."""
         key = await self._store.get_key(job.key_id) if job.key_id else None
         if key is None:
             return Caller(job.tenant_id, key_id=job.key_id)
@@ -83,8 +83,8 @@ class Forecaster:
     async def least_ms(
         self, caller: Caller, calls: CallsAhead, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
     ) -> int | None:
-        """How long so many calls take at the least under the limits of the batch, its tenant, team, user and key and, of one model, its
-        servers; None when they can never all be sent."""
+        """Return how long these calls take at least under the limits of the batch, its tenant, team, user and key and,
+        with one model, of its servers; None if they can never all be sent."""
         tenant = await self._store.tenant_name(caller.tenant_id) or ""
         policy = self._tenants.of(tenant)
         own = policy.budgets(caller.tenant_id, caller.user, caller.key_id, job_id, job_limits, caller.team)
@@ -94,7 +94,7 @@ class Forecaster:
         return await self._store.calls_take_ms([(*own, *way) for way in servers or [()]], calls)
 
     async def admit(self, caller: Caller, wanted: JobRequest, share_owner: str, key: str | None) -> tuple[str, ...]:
-        """Warnings about a deadline that cannot be met; a refusal where the operator wants one."""
+        """Return warnings about a deadline that cannot be met; raise a 400 if the operator wants a refusal."""
         if self._scheduler.admission == "off":
             return ()
         try:
@@ -108,13 +108,14 @@ class Forecaster:
         return (late,)
 
     async def _hopeless(self, caller: Caller, wanted: JobRequest, share_owner: str) -> str | None:
-        """Why it will be late: a model on which even the whole urgent share would not do, or limits that let too little through."""
+        """Return why the batch will be late: it is too much for the whole urgent share of a model, or its limits allow
+        too little. None if it can be in time."""
         try:
             files = await self._store.batch_inputs(caller.tenant_id, wanted)
         except ApiProblem:
             return None
         slots = self._slots_max * await self._store.workers_alive()
-        # The others go on as the first one begins.
+        # Other files are assumed to be like the beginning of the first one.
         sample, rules = await self._sampled(files[0]), LineRules(endpoint=wanted.endpoint)
         size_bytes = sum(file.size_bytes for file in files)
         calls = sampled_count(sample, size_bytes)
@@ -129,7 +130,7 @@ class Forecaster:
             if best is None:
                 continue
             chance = eta.feasible(wanted.window_ms, position_of(outlook), [best[0]], self._scheduler.urgent_share)
-            # Whether a call takes as long as its tokens or as long as any other is not known: both must say that it is too much.
+            # A call's time may follow its tokens or be the same for all calls: the batch is hopeless only if it is by both measures.
             is_too_many = 1_000 * calls * units > wanted.window_ms * best[1] * max(1, sum(units_by_model.values()))
             if chance is eta.JobOutlook.IMPOSSIBLE and is_too_many:
                 return (
@@ -151,7 +152,7 @@ class Forecaster:
         )
 
     async def _sampled(self, file: File) -> list[bytes]:
-        """The lines that an input begins with."""
+        """Return the whole lines at the beginning of an input."""
         end = min(file.size_bytes, SAMPLE_BYTES_MAX)
         data = b"".join([chunk async for chunk in file_bytes(self._store, self._blobs, file.id, 0, end)])
         lines = data.split(b"\n")
@@ -161,20 +162,21 @@ class Forecaster:
 
 
 def calls_ahead(job: Job) -> CallsAhead:
-    """The calls that a job still has to make, each with as many tokens as its answers took so far on average."""
+    """Return the calls that a job still has to make, each with the average tokens of its calls so far."""
     answered = job.answered_count
     tokens_each = (job.usage.input_tokens + job.usage.output_tokens) // answered if answered else 0
     return CallsAhead(job.run_count - job.done_count, tokens_each)
 
 
 def sampled_count(lines: Sequence[bytes], size_bytes: int) -> int:
-    """How many requests an input of this size has that goes on as these lines begin."""
+    """Return the number of requests in an input of this size, if all of it is like these lines."""
     full = [line for line in lines if line.strip()]
     return len(full) * size_bytes // max(1, min(sum(len(line) + 1 for line in lines), size_bytes))
 
 
 def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> dict[str, int]:
-    """Work units by model of an input of this size that goes on as these lines begin; lines that cannot be read say nothing."""
+    """Return the work units by model of an input of this size, if all of it is like these lines. Lines that cannot be
+    read are skipped."""
     units: dict[str, int] = {}
     read_bytes = 0
     for line in lines:
@@ -187,7 +189,7 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
         if model not in units and len(units) >= SAMPLE_MODELS_MAX:
             continue
         if not model or not model.isprintable():
-            # Such a line is refused when the input is read; not every database could look the name up.
+            # Ingest refuses such a line, and not every database can look the name up.
             continue
         asked = body.max_completion_tokens or body.max_output_tokens or body.max_tokens
         output = 0
@@ -198,7 +200,7 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
                 default_tokens=rules.default_output_tokens,
                 tokens_max=rules.max_tokens_max,
             )
-        # As ingest counts: what the model reads, and not the JSON around it.
+        # Counted as in ingest: the text that the model reads, without the JSON around it.
         parts = [bytes(part) for part in (prompt_of(body, path), body.tools, body.instructions, body.system)]
         prompt_bytes = sum(len(part) - unread_bytes(part) for part in parts)
         units[model] = units.get(model, 0) + estimate.work_units(prompt_bytes, output)
@@ -207,23 +209,26 @@ def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> 
 
 
 def position_of(outlook: ModelOutlook) -> eta.Position:
-    """A job's place on a model."""
+    """Return a job's position among the work for a model."""
     return eta.Position(outlook.left, outlook.ahead, outlook.weight, outlook.others)
 
 
 def end_of(model: ModelOutlook, outlook: Outlook, *, is_limited: bool) -> eta.Eta | None:
-    """When a job is done with a model, by its own progress, or else by what the model served lately; None where nothing was measured.
-    The progress of a job that waits for its limits says nothing about the model."""
+    """Return when a job is done with a model, by its own progress or else by what the model served lately; None if
+    nothing was measured.
+
+    A job that waits for its limits does not show the model's pace, so its progress is ignored."""
     takes, done = eta.fitted(model.minutes), Backlog(*map(sub, model.total, model.left))
     begun_ms_ago = outlook.now - outlook.begun_at if outlook.begun_at is not None else 0
-    # Beside other flows its progress is by slices, now here, now there.
+    # Beside other flows a job progresses by slices, in turns, which shows no steady pace.
     was_alone = not model.others and outlook.now - model.shared_since >= _ALONE_MIN * begun_ms_ago
     rate = eta.own_rate(done, begun_ms_ago, model.minutes, takes) if was_alone and not is_limited else None
     return _end_at(model, takes, rate)
 
 
 def end_by_rates(model: ModelOutlook) -> eta.Eta | None:
-    """When a job that has not begun is done with a model, by what the model served lately; None where nothing was measured."""
+    """Return when a job that has not begun is done with a model, by what the model served lately; None if nothing was
+    measured."""
     return _end_at(model, eta.fitted(model.minutes), None)
 
 

@@ -1,10 +1,10 @@
-"""What a door shows of a job's size and its end."""
+"""A job's size and expected end, as doors show them."""
 
 import msgspec
 
 
 class EtaShown(msgspec.Struct):
-    """When the batch is expected to be done: as likely before as after, and in 19 of 20 cases before. Unix seconds."""
+    """When the batch is expected to be done, in unix seconds: with even odds by `p50`, and in 19 of 20 cases by `p95`."""
 
     p50: int | None
     p95: int | None

@@ -1,6 +1,8 @@
-"""What a front door says of itself, so that no other room has to know it. The list of doors is `web/doors.py`.
+"""The description of a front door: its routes, scopes, shapes and names, so that no other room has to know them.
+`web/doors.py` lists all doors.
 
-Commands and workers read that list too, and serve no routes: a door imports what its routes need when it is asked for them.
+Commands and workers read that list too, and serve no routes. So a door imports what its routes need only when it is
+asked for them.
 """
 
 from collections.abc import Mapping
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DoorParts(msgspec.Struct, frozen=True):
-    """What doors make their routes of. `uploads` and `streams` bound what one tenant has open at all doors together."""
+    """The parts that doors make their routes of. `uploads` and `streams` bound what one tenant has open at all doors together."""
 
     context: "WebContext"
     reception: "Reception"
@@ -36,8 +38,9 @@ class DoorParts(msgspec.Struct, frozen=True):
 
 
 class FrontDoor:
-    """`about` names it in the OpenAPI document. `metric_names` are what calls are counted under, by where their paths begin. `scopes` are
-    what its routes ask of a key; a key that is bound to environments has only those of `environment_scopes`."""
+    """A front door. `about` describes it in the OpenAPI document. `metric_names` are the names of its calls in metrics,
+    by the beginning of their paths. `scopes` are the scopes that its routes need; a key that is bound to environments
+    gets only `environment_scopes`."""
 
     about: str
     metric_names: tuple[tuple[str, str], ...]
@@ -45,17 +48,18 @@ class FrontDoor:
     environment_scopes: tuple[str, ...] = ()
 
     def routes(self, parts: DoorParts) -> "list[Guarded]":
-        """Return its routes, where the app does not make them itself."""
+        """Return the door's routes, unless the app makes them itself."""
         return []
 
     def operations(self) -> "Operations":
-        """Return what its routes are for. A route that is not among them is described by its path."""
+        """Return the descriptions of its routes. A route without one is described by its path."""
         return {}
 
     def error_shapes(self) -> "Mapping[str, ErrorShape]":
-        """Return how it writes refusals, by where its paths begin; OpenAI's shape holds elsewhere."""
+        """Return the shapes of its refusals by the beginning of their paths; OpenAI's shape holds elsewhere."""
         return {}
 
     def event_bodies(self, store: "Store", blobs: "Blobs", bytes_max: int) -> "Mapping[str, EventBodies]":
-        """Return what words the events of jobs that were made here, by the name that these jobs carry; empty for OpenAI's words."""
+        """Return what writes the webhook events of jobs made at this door, by the name that these jobs carry; empty for
+        OpenAI's form."""
         return {}

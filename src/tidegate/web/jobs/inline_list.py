@@ -1,7 +1,7 @@
-"""The body of a create that brings its requests along, cut into them as it arrives: `{"requests": [{…}, …], …}`.
+"""Cuts the body of a create into its requests as it arrives: `{"requests": [{…}, …], …}`.
 
-At most one element of the list and one piece of the body are held at a time, and the few other fields that a door allows. What an element
-means is the door's to say.
+At most one element of the list and one piece of the body are held at a time, beside the few other fields that a door
+allows. The door decides what an element means.
 """
 
 import re
@@ -15,7 +15,7 @@ from tidegate.core.errors import ApiProblem
 OTHER_BYTES_MAX = 65_536
 _SPACES = re.compile(rb"[ \t\r\n]*+")
 _BRACKET_OR_QUOTE = re.compile(rb'["{}\[\]]')
-# Everything up to the next bracket outside of strings, with it; no match where that does not lie in these bytes.
+# Everything up to and including the next bracket outside of strings; no match if these bytes have none.
 _TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]*+)*+[{}\[\]]', re.DOTALL)
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SCALAR = re.compile(rb"[^,{}\[\] \t\r\n\"]*+")
@@ -24,7 +24,7 @@ _SHOWN_CHARS_MAX = 64
 
 
 class _Place(Enum):
-    """What comes next in the body."""
+    """The part of the body that comes next."""
 
     START = 0
     FIRST_NAME = 1
@@ -53,8 +53,8 @@ _FOLLOWING = {
 
 
 class InlineList:
-    """Feed it the body; it yields the elements that are whole, as the bytes that were sent. `name` is the list's, `others` are the other
-    fields that the body may have. `count` is how many elements were dealt with: the one at hand is not among them."""
+    """Parses the body and yields its whole elements, as the bytes that were sent. `name` is the name of the list, and
+    `others` are the other fields that the body may have. `count` is the number of elements before the one at hand."""
 
     def __init__(self, name: str, element_bytes_max: int, others: Sequence[str] = ()) -> None:
         self.name = name
@@ -65,8 +65,8 @@ class InlineList:
         self._place = _Place.START
         self._field = ""
         self._has_list = False
-        # `_start` is where what was not taken yet begins. While a value is looked through (`_is_inside`), `_at`, `_depth` and
-        # `_in_string` are how far that came.
+        # `_start` is where the unread bytes begin. Inside a value (`_is_inside`), `_at`, `_depth` and `_in_string` are where the
+        # search for its end stopped.
         self._held = b""
         self._start = 0
         self._is_inside = False
@@ -76,11 +76,11 @@ class InlineList:
 
     @property
     def param(self) -> str:
-        """The element that comes next, as a refusal names it."""
+        """Return the name of the next element, for a refusal."""
         return f"{self.name}.{self.count}"
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next bytes of the body; yields the elements that they complete."""
+        """Parse the next bytes of the body; yield the elements that they complete."""
         self._held = self._held[self._start :] + data
         self._at -= self._start
         self._start = 0
@@ -105,7 +105,7 @@ class InlineList:
             raise bad(self.name, f"`{self.name}` is empty: send at least one request.")
 
     def _go_on(self) -> bool:
-        """Take the next character that is no space; False when more bytes are needed."""
+        """Take the next character that is no space; return False if more bytes are needed."""
         spaces = _SPACES.match(self._held, self._start)
         self._start = spaces.end() if spaces else self._start
         if self._start == len(self._held):
@@ -114,7 +114,7 @@ class InlineList:
         return True
 
     def _take_letter(self, letter: bytes) -> None:
-        """Take the one character that may stand here, or begin the value that does."""
+        """Take the one character that may come here, or begin the value that starts with it."""
         place = self._place
         is_before_element = place in (_Place.FIRST_ELEMENT, _Place.ELEMENT)
         if (
@@ -138,8 +138,8 @@ class InlineList:
             raise invalid("The body is not valid JSON.")
 
     def _take_value(self) -> bytes | None:
-        """Take an element, a field's name or another field's value, once it is whole. Returns the element; None when more bytes are
-        needed."""
+        """Take an element, a field's name or a field's value, once it is whole. Return an element, empty bytes for
+        another value, or None if more bytes are needed."""
         end = self._scan()
         is_element = self._place in (_Place.FIRST_ELEMENT, _Place.ELEMENT)
         size = (end or len(self._held)) - self._start
@@ -184,9 +184,9 @@ class InlineList:
         raise ApiProblem(400, "unknown_parameter", message, param=shown)
 
     def _scan(self) -> int:
-        """Look for the end of a value, from where the last look stopped; 0 when it is not there yet.
+        """Return the end of a value, searched from where the last search stopped; 0 if it has not arrived.
 
-        Brackets are only counted: whether they match is the decoder's to say."""
+        Brackets are only counted: the decoder checks whether they match."""
         held, at, depth, in_string = self._held, self._at, self._depth, self._in_string
         if not depth and not in_string and held[at : at + 1] not in (b'"', b"{", b"["):
             scalar = _SCALAR.match(held, at)
@@ -202,7 +202,7 @@ class InlineList:
             if in_string:
                 text = _STRING.match(held, at)
                 at = text.end() if text else at
-                # What it stops at is the closing quote, or an escape that lies only half in these bytes.
+                # The match stops at the closing quote, at the end of the bytes, or at an escape of which only half has arrived.
                 if held[at : at + 1] != b'"':
                     break
                 at, in_string = at + 1, False

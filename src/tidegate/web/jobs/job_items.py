@@ -1,7 +1,7 @@
-"""Items of a job as its files have them: pages of result lines, and one item with its request and its response.
+"""Reads items from a job's files: pages of result lines, and one item with its request and its response.
 
-A page is a stretch of a result file, and an item's id says where its line lies, so a page costs the same wherever it begins. Nothing here
-holds more than a line and a piece of a file.
+A page is a stretch of a result file, and an item's id leads to the place of its line, so a page costs the same wherever
+it begins. At most a line and a piece of a file are in memory.
 """
 
 import json
@@ -24,9 +24,9 @@ from tidegate.web.http.tenant_slots import lookup_slots
 from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, PlacedLine, StoredLines
 
 MESSAGE_CHARS_MAX = 500
-# So much is looked through for one page; what lies behind it is on the next one.
+# The most bytes that are searched for one page; the rest is left to the next page.
 LOOK_BYTES_MAX = 16 << 20
-# A name is in no index, so an item is searched for in the whole of its job's files: a tenant has few such searches at once.
+# There is no index of names: a search reads all of a job's files, so a tenant may have only a few at once.
 LOOKUPS_MAX = 4
 # Reads the custom_id of a line.
 NameOf = Callable[[bytes], str | None]
@@ -47,7 +47,7 @@ class ItemShown(msgspec.Struct):
 
 
 class ItemDetail(msgspec.Struct):
-    """One request of a batch with the line that asked for it and what came back; null where that is not there, or no longer."""
+    """One request of a batch with its input line and its response; null for a part that does not exist yet or any more."""
 
     id: str | None
     object: str
@@ -65,14 +65,14 @@ class ItemFilter(msgspec.Struct, frozen=True):
     code: str | None = None
 
     def files(self) -> list[str]:
-        """The result files in which such items may stand."""
+        """Return the result files that may have such items."""
         if self.code is None and self.outcome in (None, Outcome.ANSWERED):
             return [OUTPUT, ERRORS] if self.outcome is None else [OUTPUT]
         return [] if self.outcome == Outcome.ANSWERED else [ERRORS]
 
 
 class ItemPage(msgspec.Struct):
-    """`last_id` is the last item that was looked at: the next page begins behind it."""
+    """A page of items. `last_id` is the last item that was read: the next page begins after it."""
 
     items: list[ItemShown]
     last_id: str | None = None
@@ -100,7 +100,7 @@ class JobItems:
         self._lookups = lookup_slots(LOOKUPS_MAX)
 
     async def page(self, job: Job, wanted: ItemFilter, after: str | None, count_max: int) -> ItemPage | None:
-        """A page of the items that are done; None when `after` names none of them."""
+        """Return a page of finished items; None if `after` is no finished item of the job."""
         start = (OUTPUT, 0)
         if after is not None:
             found = await self._place(job, after)
@@ -125,7 +125,7 @@ class JobItems:
         return page
 
     async def one(self, job: Job, name: str) -> ItemDetail:
-        """The item of this custom_id or of this id, done or not."""
+        """Return the item with this custom_id or id, finished or not."""
         async with self._lookups.taken(job.tenant_id):
             return await self._one(job, name)
 
@@ -142,7 +142,7 @@ class JobItems:
                 text = await self._find(file_id, size_bytes, name, _name_of_result)
                 if text is not None:
                     break
-        # Where the place is known the name is the item's id, whatever its line still says.
+        # With a place, the name is the item's id, even if its line is damaged.
         line = None if text is None else StoredLines(self._store, job, file_name).one(name if place else "", text)
         item = None if line is None else _shown(job, line, file_name)
         custom_id = name if item is None else item.custom_id
@@ -162,7 +162,7 @@ class JobItems:
         )
 
     async def _place(self, job: Job, item_id: str) -> tuple[str, int, int] | None:
-        """In which file, from where and up to where the line of this item lies; None when this is no id of an item that is done."""
+        """Return the result file of a finished item, and where its line begins and ends; None for any other id."""
         split = split_item_id(item_id)
         if split is None or split[0] != job_part(job.id):
             return None
@@ -172,7 +172,7 @@ class JobItems:
         return None
 
     async def _file(self, job: Job, name: str) -> tuple[str | None, int]:
-        """A result file and how much of it stands where it will stay: an ordered job's are written again at its end."""
+        """Return a result file and its final size so far: the files of an ordered job are rewritten at its end."""
         file_id, size_bytes = (
             (job.output_file_id, job.output_bytes) if name == OUTPUT else (job.error_file_id, job.error_bytes)
         )
@@ -183,7 +183,7 @@ class JobItems:
         return file_id, size_bytes if file_id is not None else 0
 
     async def _lines(self, job: Job, name: str, at: int) -> AsyncGenerator[PlacedLine, None]:
-        """The lines of a result file from this place on."""
+        """Yield the lines of a result file from this place on."""
         file_id, size_bytes = await self._file(job, name)
         if file_id is None or at >= size_bytes:
             return
@@ -193,7 +193,7 @@ class JobItems:
                 yield line
 
     async def _request(self, job: Job, custom_id: str) -> bytes | None:
-        """The caller's line; None once the input is gone."""
+        """Return the caller's line; None once the input is gone."""
         for file_id in (job.input_file_id, *job.shape.more_inputs):
             file = await self._store.get_file(job.tenant_id, file_id)
             if (
@@ -204,7 +204,7 @@ class JobItems:
         return None
 
     async def _find(self, file_id: str | None, size_bytes: int, custom_id: str, name_of: NameOf) -> bytes | None:
-        """The first line of a file with this custom_id. Only lines that have its letters in them, or letters in disguise, are read."""
+        """Return the first line with this custom_id. Only lines that contain its letters are decoded, then lines with escapes."""
         if file_id is None or not size_bytes:
             return None
         spelled = dict.fromkeys((msgspec.json.encode(custom_id), json.dumps(custom_id).encode()))
@@ -219,7 +219,7 @@ class JobItems:
 
 
 async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """A file in blocks of whole lines, each with its end."""
+    """Yield a file in blocks of whole lines, each line with its end."""
     held: list[bytes] = []
     async for piece in pieces:
         end = piece.rfind(b"\n") + 1

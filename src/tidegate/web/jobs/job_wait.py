@@ -1,4 +1,4 @@
-"""`Prefer: wait=N` (RFC 7240): an answer about a job that waits until the job has come further, for a bounded time."""
+"""Delays an answer about a job until the job changed, for a bounded time: `Prefer: wait=N` (RFC 7240)."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ _WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?\s*(?:;.*)?', re.ASCII | re.IGNO
 
 
 def preferred_wait_s(request: Request) -> int:
-    """How long the caller would like to wait, at most a minute; 0 without such a wish. A wish that cannot be read is none."""
+    """Return how long the caller prefers to wait, at most a minute; 0 without a preference that can be read."""
     for preference in preferences(request):
         if (found := _WAIT.fullmatch(preference)) is not None:
             return min(int(found[1]), WAIT_S_MAX)
@@ -33,12 +33,12 @@ class JobWait:
         self._slots = slots
 
     def has_room(self, job: Job) -> bool:
-        """Whether one more request of the job's tenant may wait here; the others are answered at once."""
+        """Return whether one more request of the job's tenant may wait here; without room it is answered at once."""
         return not self._slots.are_taken(job.tenant_id)
 
     async def until(self, request: Request, job: Job, wait_s: int, is_awaited: Callable[[Job], bool]) -> Job | None:
-        """Return the job once it is as awaited, or as it is when the time is over, the client leaves or this process stops; None when it
-        is gone."""
+        """Wait until the job is as awaited, the time is over, the client leaves or this process stops. Return the job's
+        last state; None if it is gone."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         open_call = request.scope["tidegate.intake"].open_call

@@ -1,6 +1,6 @@
-"""Watches the jobs that requests wait for: one statement for all of them, twice a second, and earlier when there are news of any job.
+"""Watches the jobs that requests wait for: one statement for all of them, twice a second, and earlier at a notice about any job.
 
-News that are lost cost half a second. While the store does not answer, those who wait go on waiting.
+A lost notice costs half a second. While the store does not answer, the requests go on waiting.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from tidegate.web.context import WebContext
 log = structlog.get_logger()
 
 LOOK_S = 0.5
-# News that come closer together are answered by one look. The more a look takes, the longer the pause behind it: looks take at most a
-# fifth of the time, however many jobs are followed.
+# Notices that come closer together share one look. The pause grows with the time of a look, so that looks take at most a
+# fifth of the time.
 PAUSE_S_MIN = 0.002
 PAUSE_LOOKS = 4
 
 
 class JobFollower:
-    """One request that follows a job. `job` is how the job stood at the last look; None when it is gone."""
+    """One request that follows a job. `job` is the job at the last look; None when it is gone."""
 
     def __init__(self, job: Job) -> None:
         self.job: Job | None = job
@@ -36,12 +36,12 @@ class JobFollower:
         self._news.set()
 
     def wake(self, *, is_stopping: bool = False) -> None:
-        """End a wait though the job did not change."""
+        """End the wait although the job did not change."""
         self.is_stopping = self.is_stopping or is_stopping
         self._news.set()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Return at the next news, or after this time; says whether there were news."""
+        """Wait for news, at most this long. Return whether there were news."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -63,15 +63,16 @@ class JobWatch:
 
     @property
     def reader_patience_s(self) -> float:
-        """How long a stream waits for its reader: less than until its connection is cut, so that a late reader learns how to go on."""
+        """Return how long a stream waits for its reader. This ends before the connection is cut, so that a late reader
+        learns how to go on."""
         return self._client_timeout_s / 2
 
     @contextmanager
     def following(self, job: Job) -> Iterator[JobFollower]:
-        """Follow a job that the caller may see."""
+        """Follow a job that the caller may see, while the block runs."""
         follower = JobFollower(job)
         self._followers.setdefault(job.id, set()).add(follower)
-        # The job may have changed since it was read, so its next look is news to this follower.
+        # The job may have changed since it was read, so the next look must reach this follower.
         self._seen.pop(job.id, None)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look_while_followed())
@@ -84,7 +85,7 @@ class JobWatch:
                 self._seen.pop(job.id, None)
 
     async def look(self) -> None:
-        """Tell the followers of every job that changed since the last look."""
+        """Notify the followers of every job that changed since the last look."""
         asked = sorted(self._followers)
         marks = await self._store.job_marks(asked)
         for job_id in asked:

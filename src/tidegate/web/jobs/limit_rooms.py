@@ -1,4 +1,4 @@
-"""What the limits of a caller have left now, limit by limit. Nothing is taken, and nothing waits for it."""
+"""Reads what each limit of a caller has left now, without taking anything and without waiting."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ _MANY = 1 << 50
 
 
 class LimitSides(msgspec.Struct):
-    """An amount of each side of a limit; null for a side that it leaves open."""
+    """The amounts of a limit in requests, tokens and cost; null for a side that it does not limit."""
 
     requests: int | None
     tokens: int | None
@@ -27,7 +27,7 @@ class LimitSides(msgspec.Struct):
 
 
 class CallerLimit(msgspec.Struct):
-    """One limit and what it has left. `bound` is what it binds."""
+    """One limit and what it has left. `bound` is the kind of thing that it binds."""
 
     bound: str
     period: str
@@ -41,12 +41,12 @@ class LimitRooms:
         self._tenants = context.tenants()
 
     async def of_caller(self, caller: Caller, job_limits: tuple[Limit, ...] = ()) -> list[CallerLimit]:
-        """Return what the limits of the caller's tenant, team, user and key have left, and those that a new job brings."""
+        """Return what the limits of the caller's tenant, team, user and key, and those of a new job, have left."""
         return await self._rooms(self._budgets(await self._policy(caller), caller, job_limits))
 
     async def headers(self, caller: Caller, *, is_creation: bool = True) -> Headers:
-        """Return what the limits of a caller have left of calls, and of batches to create where that binds. A store that is away costs an
-        answer only these headers."""
+        """Return headers with what the caller's limits have left of calls and, for a creation, of batches to create. If
+        the store fails there are no such headers."""
         try:
             policy = await self._policy(caller)
             budgets = [one for one in self._budgets(policy, caller) if not one.in_money]
@@ -88,7 +88,7 @@ class LimitRooms:
 
 
 def _ask(budget: Budget, limit: Limit, side: str) -> BudgetRequest:
-    """Ask one side of one limit for more than it has: what is granted is what there is."""
+    """Return a request for more of one side of a limit than it has: what is granted is what is left."""
     if budget.kind is BudgetKind.MONEY:
         return BudgetRequest((replace(budget, limits=(limit,)),), 1, 0, nano=_MANY)
     alone = replace(limit, tokens=None) if side == "requests" else replace(limit, requests=None)

@@ -1,7 +1,7 @@
-"""Lines of result files as doors read them, also where bytes were damaged on their way to the disk or there.
+"""Reads lines of result files for doors, also lines with damaged bytes.
 
-A damaged line is an item with an error, never the end of a list: the store knows which items lie where, so one that lost its name, or the
-end of its line, is still shown. What is damaged is logged, once for each reader.
+A damaged line is an item with an error, never the end of a list: the store knows the place of each item, so a line
+without its name or its end is still shown. Damage is logged once for each reader.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -23,7 +23,7 @@ _decode_any = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def is_whole(text: bytes) -> bool:
-    """Whether these bytes are JSON, as they were when they were taken in."""
+    """Return whether these bytes are undamaged JSON."""
     try:
         if not text.isascii():
             text.decode()
@@ -34,7 +34,7 @@ def is_whole(text: bytes) -> bool:
 
 
 class PlacedLine(msgspec.Struct, frozen=True):
-    """A line, where it begins in its file, and its bytes without what ends it."""
+    """A line, the place where it begins in its file, and its bytes without the line end."""
 
     file: str
     at: int
@@ -53,8 +53,8 @@ class StoredLines:
         self._is_logged = False
 
     async def read(self, at: int, text: bytes) -> list[PlacedLine]:
-        """Return the line that these bytes are: they begin at this place of the file, and reach to the end of a line. Damaged bytes are all
-        the lines that were recorded there; none where they are a part of the line before."""
+        """Return the line in these bytes, which begin at this place of the file and reach to a line end. Damaged bytes
+        give all lines that were recorded there; none if they belong to the line before."""
         try:
             return [PlacedLine(self._name, at, text, read_line(text))]
         except DAMAGE as damage:
@@ -68,14 +68,14 @@ class StoredLines:
         return found
 
     def one(self, name: str, text: bytes) -> OutcomeLine:
-        """Return the line of one item. `name` is its id, where that is known otherwise."""
+        """Return the line of one item. `name` is the item's id, for a line that lost it."""
         line = readable_line(text, name)
         if line.is_unreadable:
             self._note(0, None)
         return line
 
     async def all(self, at: int, pieces: AsyncIterator[bytes]) -> AsyncGenerator[PlacedLine, None]:
-        """Yield the lines of a file from the place `at` on, which is the beginning of a line."""
+        """Yield the lines of a file from `at` on, which must be the beginning of a line."""
         held: list[bytes] = []
         async for piece in pieces:
             *whole, last = piece.split(b"\n")

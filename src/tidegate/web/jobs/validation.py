@@ -1,6 +1,6 @@
-"""`validate_only`: everything that is known of a batch before it is created. Nothing is sent, and nothing is kept.
+"""Checks a batch before it is created (`validate_only`): returns all that is known of it. Nothing is sent or kept.
 
-The input goes through the pass of ingest, in a scratch directory. Forecasts are made from what was measured lately.
+The input goes through the pass of ingest, in a scratch directory. Forecasts use what was measured lately.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.forecast import Forecaster, end_by_rates
 from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 
-# Passes over small and over large inputs that this process makes at once: each of a large one may take a core.
+# Passes that this process makes at once in each lane: one over a large input may take a core.
 _PASSES_MAX = 2
-# A prompt that is nothing but escapes of two bytes of text each.
+# The least share of a prompt that a model reads: that of a prompt made of escapes alone, each for two bytes of text.
 _READ_SHARE_MIN = 1 / 3
 ERROR_FILE = "error_file"
 _bad_item = msgspec.json.Decoder(BadItem).decode
@@ -74,7 +74,7 @@ class EtaSeconds(msgspec.Struct):
 
 
 class Refusal(msgspec.Struct):
-    """What would be refused: the whole batch where `count` is null, or so many of its requests."""
+    """One reason for refusals: of `count` requests, or of the whole batch if `count` is null."""
 
     code: str
     message: str
@@ -89,9 +89,10 @@ class BindingLimit(msgspec.Struct):
 
 
 class JobEstimate(msgspec.Struct):
-    """All that is known of a batch before it is created. `cost` is in the currency of the operator's prices, and `eta` null where nothing
-    was measured. Of its requests `deduplicated` have the answer of another one, and `reused` that of an earlier batch: they are not run,
-    and count neither in `tokens` nor in `cost`. `bad_lines` are the first of the `bad_count` that would become failed lines."""
+    """All that is known of a batch before it is created. `cost` is in the currency of the operator's prices; `eta` is
+    null if nothing was measured. `deduplicated` requests have the answer of another one, and `reused` ones that of an
+    earlier batch: they are not run, and count neither in `tokens` nor in `cost`. `bad_lines` are the first of the
+    `bad_count` lines that would fail."""
 
     errors: Sequence[LineError]
     item_count: int
@@ -122,12 +123,12 @@ class JobValidation:
         self._passes = InputPasses()
         levels = context.settings.parameters.levels()
         self._earlier = EarlierJobs(context.store, context.blobs, lambda job: levels)
-        # A tenant has one pass of each lane at a time, so that its many large inputs hold up no other tenant's.
+        # A tenant has one pass of each lane at a time, so that its large inputs do not block those of others.
         self._own_turns = {lane: dry_run_slots() for lane in IngestLane}
         self._turns = {lane: asyncio.Semaphore(_PASSES_MAX) for lane in IngestLane}
 
     async def validate(self, caller: Caller, wanted: JobRequest) -> JobEstimate:
-        """Read the input through and say what would become of a batch that is made of it."""
+        """Read the input through and return what a batch made of it would be."""
         files = await self._store.batch_inputs(caller.tenant_id, wanted)
         cost_bytes = sum(ingest_bytes(file.size_bytes, file.line_count) for file in files)
         is_small = cost_bytes <= self._settings.ingest.small_bytes_max
@@ -147,7 +148,7 @@ class JobValidation:
             outlook = await self._store.forecast(load.model, share_owner, Backlog(units, load.items), self._servers)
             answers = output_tokens(load, outlook.minutes)
             output += answers
-            # What is measured and scheduled are the bytes of requests; what is paid for is what a model reads of them.
+            # Scheduling counts the bytes of requests; the cost counts only what a model reads of them.
             read = msgspec.structs.replace(load, input_tokens=int(read_share * load.input_tokens))
             cost += cost_nano(read, answers, self._router.prices(load.model), shared_share)
             outlooks.append(outlook)
@@ -175,7 +176,7 @@ class JobValidation:
     async def _unusable(
         self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane, errors: Sequence[LineError]
     ) -> JobEstimate:
-        """Say what keeps this input from being a batch, and what else is wrong with its lines: all of it can be fixed at once."""
+        """Return what keeps this input from being a batch, and the other bad lines, so that all of it can be fixed at once."""
         lenient = msgspec.structs.replace(wanted, invalid_lines=ERROR_FILE)
         plan, bad_lines, _ = await self._plan(caller, lenient, files, lane)
         known = {(error.line, error.message) for error in errors}
@@ -190,7 +191,7 @@ class JobValidation:
     async def _plan(
         self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane
     ) -> tuple[IngestPlan, Sequence[LineError], int]:
-        """Read the input through; return what was found, the first lines that would become failed ones, and how many bytes are escapes."""
+        """Read the input through. Return the plan, the first lines that would fail, and how many bytes are escapes."""
         escaped = 0
         rules = self._rules(caller, wanted)
         with _passing(self._scratch, 2 + len(files)) as (joined_path, work_path, *paths):
@@ -236,7 +237,7 @@ class JobValidation:
 
 @contextmanager
 def _passing(scratch: Path, count: int) -> Iterator[list[Path]]:
-    """Paths for one pass, which are gone afterwards."""
+    """Yield paths for one pass, and delete the files afterwards."""
     name = scratch / f"validation-{secrets.token_hex(8)}"
     paths = [name.with_suffix(f".{number}") for number in range(count)]
     try:
@@ -253,14 +254,15 @@ def _copy(chunk: bytes, copy: IO[bytes]) -> int:
 
 
 def _read_share(plan: IngestPlan, escaped: int) -> float:
-    """Return how much of its prompts' text a model reads: all but the escapes, of which lines that are not run have their part."""
+    """Return the share of the prompts' text that models read: all but escapes. Lines that are not run are taken to have
+    as many escapes as others."""
     run_count = sum(one.count for one in plan.slices if one.model)
     unread = escaped * run_count / max(1, plan.item_count)
     return max(_READ_SHARE_MIN, 1 - unread / max(1, plan.prompt_bytes - plan.file_bytes))
 
 
 def _bad_lines(plan: IngestPlan, work_path: Path, count_max: int) -> list[LineError]:
-    """Return the first lines that ingest found to be bad, in the order of the input: they stand behind the others."""
+    """Return the first lines that ingest found bad, in the order of the input. They are at the end of the work file."""
     bad = [one for one in plan.slices if not one.model]
     if not bad:
         return []
@@ -275,8 +277,9 @@ def _shown(tokens: EstimateRange) -> TokenRange:
 
 
 def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
-    """What a plan asks of each model, and how many of its lines are item errors. Prompts are
-    counted by model only where there is one model; otherwise each has its part by work units."""
+    """Return what a plan asks of each model, and how many of its lines are item errors.
+
+    Prompts are counted by model only if there is one model; otherwise they are divided by work units."""
     items: dict[str, int] = {}
     units: dict[str, int] = {}
     for one in plan.slices:
@@ -294,7 +297,7 @@ def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
 
 
 def _eta(outlooks: Sequence[ModelOutlook], least_ms: int) -> EtaSeconds | None:
-    """When the last model is done, under limits that take so long at the least; None where one of the models was not measured."""
+    """Return when the last model is done, under limits that take at least `least_ms`; None if a model was not measured."""
     ends = [end_by_rates(one) for one in outlooks]
     known = [end for end in ends if end is not None]
     if not known or len(known) < len(ends):
@@ -304,7 +307,7 @@ def _eta(outlooks: Sequence[ModelOutlook], least_ms: int) -> EtaSeconds | None:
 
 
 def _binding(room: CallerLimit, requests: int, tokens: int, nano: int) -> BindingLimit:
-    """Return a limit with whether it has too little left for all of the batch."""
+    """Return a limit with whether it has too little left for the whole batch."""
     return BindingLimit(room.bound, room.period, room.remaining, _exceeds(room.remaining, requests, tokens, nano))
 
 
@@ -317,8 +320,7 @@ def _exceeds(left: LimitSides, requests: int, tokens: int, nano: int) -> bool:
 
 
 def together(parts: Sequence[JobEstimate]) -> JobEstimate:
-    """Return what several batches take that run one after another, none of which is sent yet: limits bind that have too little left for
-    all of them."""
+    """Return what several batches take that run one after another. A limit binds if it has too little left for all of them."""
     prompts, answers = (
         TokenRange(*(sum(one) for one in zip(*map(msgspec.structs.astuple, ranges), strict=True)))
         for ranges in ([one.tokens.input_range for one in parts], [one.tokens.output for one in parts])
