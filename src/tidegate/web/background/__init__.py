@@ -1,1 +1,1 @@
-"""Background responses: calls that are run as jobs of one item, and read later."""
+"""Background responses: calls that run as jobs of one item and are read later."""

@@ -1,4 +1,4 @@
-"""Background responses, as a door. They begin at the door of interactive calls, and are read here."""
+"""The front door of background responses. They are created at the door of interactive calls, and read here."""
 
 from typing import TYPE_CHECKING
 

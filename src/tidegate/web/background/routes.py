@@ -1,7 +1,8 @@
-"""Background responses: `background: true` on POST /v1/responses makes a job of one item, which outlives this process and the client.
+"""Background responses: `background: true` on POST /v1/responses makes a job of one item, which outlives this process
+and the client.
 
-The response is the job as it stands: its request is the job's input, its answer the one line of the job's result files. Nothing is kept
-beside them, so what holds for a batch of one line (budgets, guardrails, retries, deadlines, restarts) holds here too.
+A response is built from its job: the request is the job's input, and the answer is the one line of its result files.
+Nothing else is kept, so budgets, guardrails, retries, deadlines and restarts work as for a batch of one line.
 """
 
 import functools
@@ -34,11 +35,11 @@ from tidegate.web.requests import requests
 ENDPOINT = "/v1/responses"
 ONE = ENDPOINT + "/{response_id}"
 SCOPE = "inference"
-# The input of such a job: one line, with the request between these.
+# The job's input is one line: the request between these two.
 _HEAD = b'{"custom_id":"response","method":"POST","url":"/v1/responses","body":'
 _TAIL = b"}\n"
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
-# What a client may ask for when it reads a response; of these only `stream` would change the answer.
+# The parameters of OpenAI's API for reading a response; only `stream` would change the answer, and is refused.
 _READ_PARAMETERS = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
 
 
@@ -62,8 +63,8 @@ class BackgroundRoutes:
     async def create(
         self, request: Request, caller: Caller, body: bytes, interactive_after_s: int | None = None
     ) -> Response:
-        """Accept a response that is to be run in the background. `body` is the request as the model server gets it. With
-        `interactive_after_s` it goes like an interactive call once it has waited so long."""
+        """Accept a background response. `body` is the request as the model server gets it. After `interactive_after_s`
+        it is sent like an interactive call."""
         request.scope[LIMIT_HEADERS] = functools.partial(self._rooms.headers, caller, is_creation=False)
         key = requests.idempotency_key(request)
         limits = self._settings.limits
@@ -97,13 +98,13 @@ class BackgroundRoutes:
         return await self._answer_within(request, await self._job(request, caller))
 
     async def cancel(self, request: Request, caller: Caller) -> Response:
-        """Cancel a response; one that is final stays as it is."""
+        """Cancel a response. A final one stays unchanged."""
         job = await self._job(request, caller)
         if not shapes.is_final(job):
             try:
                 changed = await self._reception.replayed(lambda: self._store.cancel_job(caller.tenant_id, job.id))
             except ApiProblem:
-                # It came to its end, or to its deadline, in this very moment.
+                # It ended, or reached its deadline, at this very moment.
                 changed = await self._store.get_job(caller.tenant_id, job.id)
             if changed is None:
                 raise _absent(request)
@@ -112,7 +113,7 @@ class BackgroundRoutes:
         return Response(await self._shown(job), media_type="application/json")
 
     async def delete(self, request: Request, caller: Caller) -> Response:
-        """Hide a response at once; its bytes go with it, or when its open call has ended."""
+        """Hide a response at once. Its bytes are deleted with it, or when its open call has ended."""
         job = await self._job(request, caller)
         if not await self._reception.replayed(lambda: self._store.delete_response(caller.tenant_id, job.id)):
             raise _absent(request)
@@ -130,7 +131,7 @@ class BackgroundRoutes:
         return job
 
     async def _answer_within(self, request: Request, job: Job) -> Response:
-        """The response as it stands; where the client prefers to wait, as it stands once it is final or the time is over."""
+        """Return the response in its present state; if the client prefers to wait, once it is final or the time is over."""
         wait_s = preferred_wait_s(request)
         is_waited = wait_s > 0 and self._wait.has_room(job)
         if is_waited and not shapes.is_final(job):
@@ -157,7 +158,7 @@ class BackgroundRoutes:
         return shapes.unanswered(job, await self._asked(job), "failed", shapes.error_of(await self._failure(job)))
 
     async def _failure(self, job: Job) -> ItemError | None:
-        """Why a job without an answer has none; None when its time was over."""
+        """Return why a job without an answer has none; None if it expired."""
         if job.errors:
             return ItemError(job.errors[0].code, job.errors[0].message)
         if not job.error_bytes:
@@ -165,14 +166,14 @@ class BackgroundRoutes:
         return (await self._line(job, job.error_file_id, job.error_bytes)).failure()
 
     async def _line(self, job: Job, file_id: str | None, size_bytes: int) -> OutcomeLine:
-        """The one line of a result file, which is gone when its time is over."""
+        """Return the one line of a result file; raise a 404 once the file is deleted."""
         if file_id is None or (job.state in JOB_ENDED and await self._store.get_file(job.tenant_id, file_id) is None):
             raise no_such_response(shapes.response_id(job.id))
         name = OUTPUT if file_id == job.output_file_id else ERRORS
         return StoredLines(self._store, job, name).one("", (await self._read(file_id, size_bytes)).rstrip(b"\n"))
 
     async def _asked(self, job: Job) -> bytes:
-        """The request as it was sent."""
+        """Return the request as it was sent."""
         file = await self._store.get_file(job.tenant_id, job.input_file_id)
         if file is None:
             raise no_such_response(shapes.response_id(job.id))

@@ -1,4 +1,4 @@
-"""How a background response looks to OpenAI's clients at each moment of its job."""
+"""Writes a background response for OpenAI's clients at each stage of its job."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ from tidegate.core.nouns import Job
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.web.jobs.stored_lines import is_whole
 
-# Background responses are served in the gaps of interactive traffic, which is what OpenAI calls flex.
+# Background responses run in the gaps of interactive traffic, which OpenAI calls flex.
 TIER = "flex"
 EXPIRED = "response_expired"
 _PREFIX, _JOB_PREFIX = "resp_", "batch_"
-# What a response repeats of its request, and what stands there when the request does not say.
+# The fields of the request that a response repeats, with their defaults.
 _ECHOED: Mapping[str, object] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -48,17 +48,17 @@ class ResponseDeleted(msgspec.Struct):
 
 
 def response_id(job_id: str) -> str:
-    """A job's id as its caller knows it: `resp_X` is the job `batch_X`."""
+    """Return the id of the response that a job makes: the job `batch_X` makes the response `resp_X`."""
     return _PREFIX + job_id.removeprefix(_JOB_PREFIX)
 
 
 def job_id_of(text: str) -> str:
-    """The job behind a response's id."""
+    """Return the id of the job that makes a response."""
     return _JOB_PREFIX + text.removeprefix(_PREFIX)
 
 
 def is_final(job: Job) -> bool:
-    """Whether the response will not change any more. A cancel decides at once, whatever an open call still brings."""
+    """Return whether the response will not change any more. A cancel is final at once, whatever an open call still brings."""
     return job.closing is JobState.CANCELLED or bool(job.done_count) or job.state in JOB_ENDED
 
 
@@ -67,7 +67,7 @@ def unfinished_status(job: Job) -> str:
 
 
 def unanswered(job: Job, request: bytes, status: str, error: ResponseError | None = None) -> bytes:
-    """A response without output, made of its request, as far as that can be read."""
+    """Return a response without output, with the fields of its request if that can be read."""
     asked = _members(request) if is_whole(request) else {}
     shown = {
         "id": response_id(job.id),
@@ -87,7 +87,7 @@ def unanswered(job: Job, request: bytes, status: str, error: ResponseError | Non
 
 
 def answered(job: Job, answer: bytes, tier: str | None) -> bytes:
-    """What the model server answered, under our id, and the tier that served it; every other value stays the bytes that it was."""
+    """Return the model server's answer with our id and the tier that served it; the bytes of all other values stay."""
     ours = {
         "id": response_id(job.id),
         "created_at": job.created_at // 1000,
@@ -99,7 +99,7 @@ def answered(job: Job, answer: bytes, tier: str | None) -> bytes:
 
 
 def error_of(failure: ItemError | None) -> ResponseError:
-    """Why there is no answer, as a client of OpenAI's reads it."""
+    """Return why there is no answer, as an error of OpenAI's API."""
     if failure is None or failure.code == "batch_expired":
         return ResponseError(EXPIRED, "The response was not run within 24 hours.")
     return ResponseError(failure.code or "server_error", failure.message or "The model server refused the request.")

@@ -1,1 +1,1 @@
-"""The completion-batch API over our jobs."""
+"""The completion-batch API, made of jobs."""

@@ -1,4 +1,4 @@
-"""What a callback says: the event's kind, and the item or the batch that it is about, whole."""
+"""Writes the body of a callback: the kind of event, and the whole item or batch."""
 
 import msgspec
 
@@ -20,8 +20,8 @@ class CallbackBodies:
         self._body_bytes_max = body_bytes_max
 
     async def event_body(self, delivery: LeasedDelivery) -> bytes:
-        """The event as this door writes it. A payload that would be too large leaves the answer out, and says so; of a batch or of results
-        that were deleted, only ids are left."""
+        """Return the body of an event. If it would be too large, it omits the answer and names what it omits. For a
+        deleted batch or deleted results it has only the ids."""
         job = await self._store.any_job(delivery.job_id)
         notes = shapes.notes_of(job) if job is not None else None
         if job is None or notes is None:
@@ -51,7 +51,7 @@ def _body(event: str, payload: object) -> bytes:
 
 
 def _deleted(delivery: LeasedDelivery) -> bytes:
-    """An event of a batch whose records or results are gone, from what its delivery says alone."""
+    """Return the body of an event whose batch or results are deleted, from its delivery alone."""
     ids = {"batchId": delivery.job_id}
     if delivery.item is not None:
         ids["itemId"] = item_id(delivery.job_id, delivery.item)

@@ -1,4 +1,4 @@
-"""The completion-batch API, as a door."""
+"""The front door of the completion-batch API."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""What happens to a batch, as server-sent events: `id: N`, one line `data: {"action", "payload"}`, and a marker at the end.
+"""Writes the events of a batch as server-sent events: `id: N`, one line `data: {"action", "payload"}`, and a marker at the end.
 
-The store numbers the events of a job without gaps, so a reader that comes back with the number of the last one that it saw misses none and
-gets none twice, at any server.
+The store numbers the events of a job without gaps. So a reader that returns with the number of its last event misses
+none and gets none twice, at any server.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -22,7 +22,7 @@ from tidegate.web.jobs.event_stream import EventSource
 
 CREATED = 1
 ROWS_MAX = 32
-# So many items are read at once for one reader, fewer where they are large: a reader that does not keep up holds no more than this.
+# The items that are read at once for one reader, fewer if they are large: a slow reader takes no more memory than this.
 CHUNK_ITEMS = 64
 CHUNK_BYTES = 262_144
 PIECE_BYTES = 16_384
@@ -36,7 +36,7 @@ _ACTIONS = {
 
 
 class ItemEvents(EventSource):
-    """The events of one batch behind the one with the number `position`."""
+    """The events of one batch after the event with the number `position`."""
 
     def __init__(self, store: Store, reader: ItemReader, notes: DoorNotes, position: int) -> None:
         self._store = store
@@ -63,7 +63,7 @@ class ItemEvents(EventSource):
             yield self._event(f"batch-{entity.status.lower()}", entity) + DONE
 
     async def _row(self, job: Job, row: JobEventRow) -> AsyncGenerator[bytes, None]:
-        """The events of one row that were not sent yet, in pieces of whole events."""
+        """Yield the events of one row that were not sent yet, in pieces of whole events."""
         sent_count = max(0, self._position + 1 - row.number)
         if row.kind == RUNNING:
             step = _chunk_items(job)
@@ -107,7 +107,7 @@ class ItemEvents(EventSource):
         return [*pieces, bytes(piece)] if piece else pieces
 
     def _event(self, action: str, payload: object) -> bytes:
-        """The next event, whole: text that a client might take for the end of a line is escaped."""
+        """Return the next event. Characters that a client might take for a line end are escaped."""
         self._position += 1
         data = escape_line_breaks(msgspec.json.encode({"action": action, "payload": payload}))
         return b"id: %d\ndata: %b\n\n" % (self._position, data)
@@ -130,7 +130,7 @@ class ItemEvents(EventSource):
 
 
 def _chunk_items(job: Job) -> int:
-    """How many items are read at once when they began to run: their requests, or their results where the job ended since."""
+    """Return how many running items are read at once, by the size of their requests, or of their results once the job ended."""
     item_bytes = (job.work_bytes + job.output_bytes + job.error_bytes) // max(1, job.item_count)
     return max(1, min(CHUNK_ITEMS, CHUNK_BYTES // max(1, item_bytes)))
 

@@ -1,8 +1,9 @@
-"""The items of a create as lines of an input file: `{"items": [{"resourceId": …, "request": {…}}, …]}`.
+"""Writes the items of a create as lines of an input file: `{"items": [{"resourceId": …, "request": {…}}, …]}`.
 
-The resource decides about `model`, `stream` and `vmx`: they are replaced or removed, and the rest of a request is the caller's own bytes. A
-line's custom_id says which item it is and where its request lies in the input file, so that a result leads to its request.
-What is wrong with an item's frame refuses the whole body; what is wrong inside `request` is found by ingest and fails that item alone.
+The resource determines `model`, `stream` and `vmx`: these are replaced or removed, and the rest of a request keeps the
+caller's bytes. A line's custom_id has the item's number and the place of its request in the input file, so that a
+result leads to its request. A fault in an item's frame refuses the whole body. A fault inside `request` is found by
+ingest and fails only that item.
 """
 
 import re
@@ -19,11 +20,11 @@ from tidegate.web.jobs.inline_list import InlineList, bad, invalid
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 OTHER_FIELDS = ("type", "callbackOptions", "capacity")
-# What a line adds to the bytes of its request, at most, without the resource's name and the endpoint's.
+# The most bytes that a line adds to its request, without the names of the resource and the endpoint.
 FRAME_BYTES = 512
-# Fields of a request that the resource decides about.
+# Fields of a request that the resource determines.
 DECIDED = ("model", "stream", "vmx")
-# Only Anthropic's Messages have these beside `messages`, and only their content has these blocks.
+# Only Anthropic's Messages have these fields beside `messages`, and these blocks in their content.
 _MESSAGES_FIELDS = ("system", "stop_sequences", "anthropic_version")
 _MESSAGES_BLOCKS = frozenset(
     [
@@ -44,7 +45,7 @@ _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 class InlineItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """`endpoint` is ours: it says which shape the request has where its fields do not show that."""
+    """One item of a create. `endpoint` is our own field: it names the API of a request whose fields do not show it."""
 
     resource_id: str
     request: Raw
@@ -52,7 +53,7 @@ class InlineItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class ItemName(NamedTuple):
-    """A line's custom_id: the item's place among the others, and where its request lies in the input file."""
+    """A line's custom_id: the item's index in the create, and the place of its request in the input file."""
 
     place: int
     at: int
@@ -70,7 +71,7 @@ class _ContentOfMessage(msgspec.Struct):
     content: Raw = Raw(b"")
 
 
-# Where a line's custom_id ends.
+# The end of a line's custom_id.
 _NAME_END = len(b'{"custom_id":"') + len(ItemName(0, 0, 0).text())
 _decode = msgspec.json.Decoder(InlineItem).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -79,14 +80,14 @@ _decode_blocks = msgspec.json.Decoder(list[_ContentBlock]).decode
 
 
 def read_name(text: str | None) -> ItemName | None:
-    """The name that a custom_id is; None for what this door did not write."""
+    """Parse a custom_id; return None if this door did not write it."""
     found = _NAME.fullmatch(text or "")
     return ItemName(int(found["place"]), int(found["at"], 16), int(found["size"], 16)) if found else None
 
 
 class InlineItems:
-    """Feed it the body; it yields the lines of the items that are whole. `admit` refuses a resource that the caller may not use, or that is
-    unknown; `endpoints` are those that an item may name."""
+    """Parses the body of a create and yields the lines of its whole items. `admit` refuses resources that are unknown
+    or not allowed to the caller; `endpoints` are those that an item may name."""
 
     def __init__(
         self, admit: Callable[[str, str], None], endpoints: tuple[str, ...], count_max: int, item_bytes_max: int
@@ -104,11 +105,11 @@ class InlineItems:
         return self._list.count
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next bytes of the body; yields the lines that they complete."""
+        """Parse the next bytes of the body; yield the lines that they complete."""
         return map(self._line, self._list.feed(data))
 
     def finish(self) -> dict[str, Raw]:
-        """Raise unless the body was whole and had at least one item; returns its other fields."""
+        """Raise unless the body was whole and had at least one item; return its other fields."""
         self._list.finish()
         return self._list.fields
 
@@ -120,7 +121,7 @@ class InlineItems:
             )
         try:
             if not text.isascii():
-                # What is echoed later must be text.
+                # Raises unless it is UTF-8: the bytes are echoed later.
                 text.decode()
             item = _decode(text)
         except msgspec.ValidationError as error:
@@ -143,7 +144,7 @@ class InlineItems:
         return self._written(item.endpoint or endpoint_of(fields), body_of(item.resource_id, fields))
 
     def _written(self, endpoint: str, body: bytes) -> bytes:
-        """The input line of an item; its name has a fixed size, so that it can say where the request lies."""
+        """Return the input line of an item. Its name has a fixed size, so that the place of the request is known beforehand."""
         tail = b'","method":"POST","url":"%b","body":' % endpoint.encode()
         begin = self._written_bytes + _NAME_END + len(tail)
         name = ItemName(self.count, begin, len(body)).text()
@@ -153,14 +154,14 @@ class InlineItems:
 
 
 def body_of(resource_id: str, fields: dict[str, Raw]) -> bytes:
-    """The request as it is sent: the caller's own bytes on one line, and the resource as its model."""
+    """Return the request to send: the caller's bytes on one line, with the resource as its model."""
     parts = [b'{"model":' + msgspec.json.encode(resource_id)]
     parts += [msgspec.json.encode(name) + b":" + raw for name, raw in fields.items() if name not in DECIDED]
     return b",".join(parts).translate(_ONE_LINE) + b"}"
 
 
 def endpoint_of(fields: dict[str, Raw]) -> str:
-    """Which API a request is for, by its fields."""
+    """Return the API that a request is for, by its fields."""
     if "input" in fields:
         return RESPONSES
     if "messages" in fields and (
@@ -171,7 +172,7 @@ def endpoint_of(fields: dict[str, Raw]) -> str:
 
 
 def estimated_tokens(fields: dict[str, Raw]) -> int:
-    """How many tokens the prompt of a request will likely have."""
+    """Estimate the tokens of a request's prompt."""
     prompts = [bytes(fields[name]) for name in _PROMPT_FIELDS if name in fields]
     return estimate.prompt_tokens(sum(len(text) - unread_bytes(text) for text in prompts))
 
@@ -184,6 +185,6 @@ def _has_anthropic_blocks(messages: Raw) -> bool:
             ):
                 return True
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        # What is wrong with them is ingest's to say.
+        # Ingest reports the fault.
         return False
     return False

@@ -1,7 +1,7 @@
-"""Items of a job, put together: the request from the input file, the answer from a result file, the rest from the store.
+"""Builds the items of a job: the request from the input file, the answer from a result file, the rest from the store.
 
-A result line names its item, and the name says where the request lies (`inline_items`). An item without a result is found in the work file.
-Nothing here holds more than a window of items at a time.
+A result line names its item, and the name leads to the request (`inline_items`). An item without a result is found in
+the work file. At most a window of items is in memory.
 """
 
 from array import array
@@ -31,7 +31,7 @@ from tidegate.web.jobs.stored_lines import PlacedLine, StoredLines, is_whole
 OUTPUT, ERRORS = 1, 2
 WINDOW_ITEMS = 256
 WINDOW_BYTES = 2 << 20
-# Reads of ranges that lie closer together become one.
+# Ranges with smaller gaps are read at once.
 GAP_BYTES = 32 << 10
 _OK = 400
 _NONE = Raw(b"")
@@ -76,7 +76,7 @@ _decode_error = msgspec.json.Decoder(_ModelServerError).decode
 
 
 class OpenItems(msgspec.Struct, frozen=True):
-    """How the items without a result stand: those in the hands of workers, and what is remembered of those that were tried."""
+    """The state of items without a result: spans that workers lease, tries so far, and items that wait for another try."""
 
     leased: Sequence[tuple[int, int]] = ()
     tries: dict[int, int] = msgspec.field(default_factory=dict)
@@ -96,7 +96,8 @@ class ItemReader:
         self._blobs = blobs
 
     async def keeps_results(self, job: Job) -> bool:
-        """Whether the results of a job are there: those of one that ended go with their files, by their owner or in time."""
+        """Return whether a job's results still exist. Those of an ended job are deleted with their files, by the owner
+        or by age."""
         if job.state not in JOB_ENDED:
             return True
         for file_id, size_bytes in ((job.output_file_id, job.output_bytes), (job.error_file_id, job.error_bytes)):
@@ -105,10 +106,10 @@ class ItemReader:
         return True
 
     async def one(self, job: Job, notes: DoorNotes, number: int) -> ItemEntity | None:
-        """Return the item of this number as it stands; None when there is none, or nothing is known of it any more."""
+        """Return the item with this number in its present state; None if there is none, or it is not known any more."""
         if not await self.keeps_results(job):
             return None
-        # Before its result is looked for: an item that is done in between would else look as if it had not begun.
+        # Read this before the result: otherwise an item that is done in between would look as if it had not begun.
         state = open_items(await self._store.leased_spans(job.id), await self._store.item_tries(job.id, number, 1))
         for place in await self._store.item_places(job.id, number, 1):
             read = await self._result_lines(job, [place])
@@ -127,12 +128,12 @@ class ItemReader:
         return _open_entity(job, entity, number, state)
 
     async def running(self, job: Job, notes: DoorNotes, first: int, count: int) -> list[ItemEntity]:
-        """Return these items as they were when they began to run; none of them when nothing is known of them any more."""
+        """Return these items as they were when they began to run; none if they are not known any more."""
         if not await self.keeps_results(job):
             return []
         lines = await self._open_lines(job, first, count)
         if len(lines) < count:
-            # The job ended meanwhile: by now every item has a result, and that says where its request lies.
+            # The job ended meanwhile: by now every item has a result, which leads to its request.
             places = await self._store.item_places(job.id, first, count)
             bodies = await self._requests_of(job, await self._result_lines(job, places))
             return [_entity(job, notes, one.number, body) for one, body in zip(places, bodies, strict=False)]
@@ -155,7 +156,7 @@ class ItemReader:
     async def results(
         self, job: Job, file_id: str, start: int, end: int
     ) -> AsyncGenerator[tuple[PlacedLine, StoredResult], None]:
-        """The results between two places of a result file, which are ends of lines; of a damaged one that it is."""
+        """Yield the results between two line ends of a result file. A damaged line gives a result that reports the damage."""
         name = stored_lines.OUTPUT if file_id == job.output_file_id else stored_lines.ERRORS
         stream = file_bytes(self._store, self._blobs, file_id, start, end)
         async with aclosing(stream), aclosing(StoredLines(self._store, job, name).all(start, stream)) as lines:
@@ -163,8 +164,11 @@ class ItemReader:
                 yield stored, _result_of(stored.line, stored.text)
 
     async def all(self, job: Job, notes: DoorNotes, state: OpenItems) -> AsyncGenerator[bytes, None]:
-        """Yield every item in the order of the create, each as JSON; nothing before ingest is done, nor once the results are gone. Of a job
-        that ended before ingest, the input says all that there is to say. `state` is of the same moment as the job."""
+        """Yield every item in the order of the create, each as JSON; nothing before ingest is done or once the results
+        are deleted.
+
+        The items of a job that ended before ingest are built from the input alone. `state` must be of the same moment
+        as the job."""
         if not await self.keeps_results(job):
             return
         if job.work_blob_id is None:
@@ -197,7 +201,7 @@ class ItemReader:
                     yield msgspec.json.encode(entity)
 
     async def _places(self, job: Job, total: int) -> "_ResultPlaces":
-        """Where the result of each item lies, by its index."""
+        """Return the place of each item's result, by the item's index."""
         places = _ResultPlaces(total)
         for which, file_id, size_bytes in (
             (OUTPUT, job.output_file_id, job.output_bytes),
@@ -214,17 +218,17 @@ class ItemReader:
                         places.nameless.add(number)
         if places.missing and job.work_blob_id is not None:
             try:
-                # Behind the work file's lines stands the line number of each item.
+                # After its lines the work file has the input line of each item.
                 trailer = await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count)
             except BlobMissing:
-                # The work file goes with the end of its job: which of the nameless results is which is not known any more.
+                # The work file is deleted when its job ends, so the results without a name are assigned in order.
                 places.number_by_order()
             else:
                 places.number_by(trailer)
         return places
 
     async def _windows(self, job: Job, places: "_ResultPlaces") -> AsyncGenerator[tuple[int, list[bytes]], None]:
-        """The lines of the input, some at a time, with the index of the first; empty ones once the input is gone."""
+        """Yield the lines of the input in windows, with the index of the first line; empty lines once the input is deleted."""
         file = await self._store.get_file(job.tenant_id, job.input_file_id)
         read = _no_lines(len(places.which))
         if file is not None:
@@ -235,7 +239,7 @@ class ItemReader:
         async with aclosing(read) as lines:
             async for line in lines:
                 if start + len(window) == total:
-                    # More lines than were taken in: their ends are damaged.
+                    # There are more lines than items, so line ends are damaged.
                     break
                 window.append(line)
                 size += len(line) + places.size[start + len(window) - 1]
@@ -256,7 +260,7 @@ class ItemReader:
         return await self._result_lines(job, wanted)
 
     async def _result_lines(self, job: Job, places: Sequence[OutcomePlace]) -> list[StoredResult]:
-        """The results at these places."""
+        """Return the results at these places."""
         found: dict[OutcomePlace, StoredResult] = {}
         for is_output, file_id in ((True, job.output_file_id), (False, job.error_file_id)):
             asked = [one for one in places if (one.outcome == "answered") is is_output]
@@ -270,13 +274,13 @@ class ItemReader:
         return [found[one] for one in places if one in found]
 
     async def _requests_of(self, job: Job, read: Sequence[StoredResult]) -> list[bytes | None]:
-        """The requests of these results; None for one that lost its name, and once the input is gone."""
+        """Return the requests of these results; None for a result without a name, and once the input is deleted."""
         names = [read_name(one.custom_id) for one in read]
         known = iter(await self._requests(job, [name for name in names if name is not None]))
         return [next(known) if name is not None else None for name in names]
 
     async def _request_in(self, job: Job, line: bytes) -> bytes | None:
-        """The request of a line of the work file; what ingest wrote about a bad one names it."""
+        """Return the request of a line of the work file. A line that ingest wrote about a bad request only names it."""
         if not is_whole(line):
             return None
         read = _decode_input(line)
@@ -286,7 +290,7 @@ class ItemReader:
         return (await self._requests(job, [name]))[0] if name is not None else None
 
     async def _requests(self, job: Job, names: Sequence[ItemName]) -> list[bytes | None]:
-        """The requests of these items; None where one is damaged, and once the input is gone."""
+        """Return the requests of these items; None for a damaged one, and once the input is deleted."""
         file = await self._store.get_file(job.tenant_id, job.input_file_id) if names else None
         if file is None:
             return [None] * len(names)
@@ -294,7 +298,7 @@ class ItemReader:
         return [body if is_whole(body) else None for body in await self._read_ranges(file.id, ranges)]
 
     async def _read_ranges(self, file_id: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of these ranges of a file, in as few reads as their neighbourhood allows."""
+        """Return the bytes of these ranges of a file. Neighbouring ranges are read at once."""
         found: dict[tuple[int, int], bytes] = {}
         group: list[tuple[int, int]] = []
         for one in sorted(set(ranges)):
@@ -316,7 +320,7 @@ class ItemReader:
             found[one] = data[one[0] - start : one[1] - start]
 
     async def _open_lines(self, job: Job, first: int, count: int) -> list[bytes]:
-        """The work file's lines of these items; fewer once the job ended."""
+        """Return these items' lines of the work file; fewer once the job ended."""
         if job.work_blob_id is None:
             return []
         found: list[bytes] = []
@@ -338,20 +342,20 @@ class ItemReader:
 
 
 def open_items(leased: Sequence[tuple[int, int]], tried: Sequence[ItemTries]) -> OpenItems:
-    """How the items without a result stand, by what workers hold and what was tried before."""
+    """Return the state of items without a result, from the leased spans and the tries so far."""
     waiting = frozenset(one.number for one in tried if one.wait_ms > 0)
     return OpenItems(leased, {one.number: one.count for one in tried}, waiting)
 
 
 class _ResultPlaces:
-    """Where results lie, by the items' indices: a few bytes for each."""
+    """The places of results by their items' indices, in a few bytes for each."""
 
     def __init__(self, total: int) -> None:
         self.which = bytearray(total)
         self.at = array("Q", bytes(8 * total))
         self.size = array("I", bytes(4 * total))
         self.missing = total
-        # Numbers of items whose results do not say whose they are.
+        # Numbers of items whose results have lost their names.
         self.nameless: set[int] = set()
         self._numbers: array[int] = array("I")
 
@@ -360,7 +364,7 @@ class _ResultPlaces:
         self.missing -= 1
 
     def number_by(self, trailer: bytes) -> None:
-        """Learn the items' numbers: `trailer` has the 1-based line of each number."""
+        """Set the items' numbers. `trailer` has the 1-based input line of each number."""
         self._numbers = array("I", bytes(4 * len(self.which)))
         for number in range(len(trailer) // 4):
             line = int.from_bytes(trailer[4 * number : 4 * number + 4], "little")
@@ -368,7 +372,7 @@ class _ResultPlaces:
                 self._numbers[line - 1] = number
 
     def number_by_order(self) -> None:
-        """Give the items without a place the numbers that are left, in order."""
+        """Give the numbers of nameless results to the items without a place, in order."""
         self._numbers = array("I", bytes(4 * len(self.which)))
         left = iter(sorted(self.nameless))
         for index, which in enumerate(self.which):
@@ -376,7 +380,7 @@ class _ResultPlaces:
                 self._numbers[index] = next(left, 0)
 
     def is_unreadable(self, index: int, job: Job) -> bool:
-        """Whether an item without a place has a result that cannot be read."""
+        """Return whether an item without a place has a result that cannot be read."""
         return job.state in JOB_ENDED or self.number(index) in self.nameless
 
     def number(self, index: int) -> int:
@@ -384,14 +388,15 @@ class _ResultPlaces:
 
 
 def when(moments: Sequence[RecordedTo], place: OutcomePlace, *, is_error: bool | None = None) -> int:
-    """When the line at this place of a result file was recorded."""
+    """Return the moment at which the line at this place of a result file was recorded; 0 if it is not known."""
     error = place.outcome != "answered" if is_error is None else is_error
     at = bisect_right(moments, place.at, key=lambda one: one.error_to if error else one.output_to)
     return moments[at].happened_at if at < len(moments) else 0
 
 
 def _body_of(line: bytes, index: int) -> bytes | None:
-    """The request in this line of the input; None where it is damaged, or another's because of damage before it, and once it is gone."""
+    """Return the request in this line of the input; None if the line is damaged, missing, or another item's because of
+    damage before it."""
     read = _decode_input(line) if line and is_whole(line) else None
     name = None if read is None else read_name(read.custom_id)
     return bytes(read.body) if read is not None and name is not None and name.place == index else None
@@ -403,7 +408,7 @@ async def _no_lines(count: int) -> AsyncGenerator[bytes, None]:
 
 
 def _result_of(line: OutcomeLine, text: bytes) -> StoredResult:
-    """What became of an item, by the line that was read and its bytes."""
+    """Return an item's result from its line; damage is reported as an error."""
     if not line.is_unreadable:
         return _decode_result(text)
     return StoredResult(line.id, line.custom_id, error=_ErrorOfItem(DAMAGED.code, DAMAGED.message))
@@ -420,7 +425,7 @@ def _number_of(line: StoredResult) -> int:
 
 
 def _entity(job: Job, notes: DoorNotes, number: int, body: bytes | None, retry_count: int = 0) -> ItemEntity:
-    """An item that began to run."""
+    """Return an item in the state in which it began to run."""
     resource, tokens = "", 0
     if body is not None:
         resource, tokens = _decode_body(body).model, estimated_tokens(_decode_fields(body))
@@ -447,7 +452,7 @@ def _entity(job: Job, notes: DoorNotes, number: int, body: bytes | None, retry_c
 
 
 def _open_entity(job: Job, entity: ItemEntity, number: int, state: OpenItems) -> ItemEntity:
-    """An item without a result, as it stands."""
+    """Return an item without a result in its present state."""
     tries = state.tries.get(number, 0)
     if state.is_running(number):
         return msgspec.structs.replace(entity, retry_count=tries)
@@ -461,7 +466,7 @@ def _is_over(job: Job) -> bool:
 
 
 def _never_ingested(job: Job, notes: DoorNotes, index: int, line: bytes) -> ItemEntity:
-    """An item of a job that was over before it was ingested: its place in the input is its number."""
+    """Return an item of a job that ended before ingest; its number is its index in the input."""
     entity = _entity(job, notes, index, _body_of(line, index))
     if shapes.batch_status(job, 0) == shapes.CANCELLED:
         return _cancelled(job, entity)
@@ -481,7 +486,7 @@ def _cancelled(job: Job, entity: ItemEntity) -> ItemEntity:
 
 
 def _with_result(entity: ItemEntity, line: StoredResult, moment_ms: int) -> ItemEntity:
-    """An item with what became of it."""
+    """Return an item with its result."""
     entity = msgspec.structs.replace(entity, completed_at=shapes.moment(moment_ms) if moment_ms else None)
     response, error = line.response, line.error
     if response is not None and response.status_code < _OK:
@@ -506,7 +511,7 @@ def _usage_of(body: bytes) -> Usage:
 
 
 def _words_of(body: bytes) -> _ErrorOfItem:
-    """What a model server wrote, as far as it has the usual shape."""
+    """Return the error that a model server wrote, if it has the usual shape."""
     try:
         return _decode_error(body).error or _ErrorOfItem()
     except msgspec.MsgspecError:
@@ -514,7 +519,7 @@ def _words_of(body: bytes) -> _ErrorOfItem:
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The lines of a file, without what ends them."""
+    """Yield the lines of a file without their ends."""
     held: list[bytes] = []
     async for piece in pieces:
         *whole, last = piece.split(b"\n")

@@ -1,4 +1,4 @@
-"""What a create asks for beside its items, checked: the type, the capacity of the batch, and its callback."""
+"""Checks what a create asks for beside its items: the type, the capacity of the batch, and its callback."""
 
 import re
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,7 +26,7 @@ _EVENTS = {"item_update": ITEM_EVENTS, "batch_update": EVENT_TYPES, "all": (*ITE
 
 
 class CapacityAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """At most so many requests and tokens in one period."""
+    """A capacity that a create asks for: at most so many requests and tokens in one period."""
 
     period: str
     requests: Count | None = None
@@ -42,7 +42,7 @@ class CallbackAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CreateOptions(msgspec.Struct):
-    """What a create asks for. `shown_capacity` is what reads show of it."""
+    """The options of a create. `shown_capacity` is the capacity as reads show it."""
 
     type: str
     limits: tuple[Limit, ...]
@@ -52,7 +52,7 @@ class CreateOptions(msgspec.Struct):
 
 
 def read_options(fields: dict[str, Raw], rules: TargetRules) -> CreateOptions:
-    """Return what the fields beside `items` ask for; a 400 names the one that is wrong."""
+    """Return the options in the fields beside `items`; a 400 names the field that is wrong."""
     if "type" not in fields:
         raise _bad("type", "`type` is missing: say SYNC, ASYNC or CALLBACK.")
     kind = _read(fields["type"], Literal["SYNC", "ASYNC", "CALLBACK"], "type", "SYNC, ASYNC or CALLBACK")

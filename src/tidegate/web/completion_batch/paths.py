@@ -4,5 +4,5 @@ PREFIX = "/v1/completion-batch/"
 PATH = PREFIX + "{workspace_id}/{environment_id}"
 ONE = PATH + "/{completion_batch_id}"
 SCOPE = "completion-batch"
-# What jobs that were made here carry.
+# The name of this door in the jobs that it makes.
 DOOR = "completion-batch"

@@ -1,6 +1,7 @@
-"""The completion-batch API over our jobs: inline items become an input file, and from there on the job is one like any other.
+"""The completion-batch API, made of jobs: inline items become an input file, and from there on the job is like any other.
 
-A workspace is a tenant, by its id or its name, and an environment a name inside of it. Only batches that were made here are seen here.
+A workspace is a tenant, by its id or its name, and an environment is a name within it. This door shows only batches
+that it made.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ class CompletionBatchRoutes:
         self._reception = parts.reception
         self._creation = parts.creation
         self._watch = parts.watch
-        # How many creates a tenant may send at once, and how many streams it may read.
+        # Bounds of a tenant's simultaneous creates and open streams.
         self._uploads, self._streams = parts.uploads, parts.streams
         self._reader = ItemReader(self._store, parts.context.blobs)
 
@@ -57,7 +58,7 @@ class CompletionBatchRoutes:
             Guarded("POST", PATH, SCOPE, self.create, makes_work=True),
             Guarded("GET", ONE, SCOPE, self.retrieve),
             Guarded("POST", f"{ONE}/cancel", SCOPE, self.cancel),
-            # Before the items: none of them is called so.
+            # Before the route of items, whose path would match too; no item is called `events`.
             Guarded("GET", f"{ONE}/events", SCOPE, self.events),
             Guarded("GET", f"{ONE}/{{item_id}}", SCOPE, self.retrieve_item),
         ]
@@ -78,7 +79,7 @@ class CompletionBatchRoutes:
                     if options.type == SYNC:
                         if position and key is None:
                             raise _new_batch_has_no_events()
-                        # A batch whose stream would be refused is not made.
+                        # Take the slot first: a batch whose stream would be refused is not created.
                         await slot.enter_async_context(self._streams.taken(caller.tenant_id))
                     file = await upload.keep(
                         caller,
@@ -128,7 +129,7 @@ class CompletionBatchRoutes:
         if not shows_items:
             return json_answer(entity)
         stream = self._with_items(entity, self._reader.all(job, notes, state))
-        # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
+        # Fetch the first piece before the head goes out, so that unreachable storage is still a 503.
         first = await anext(stream)
         return content.Download(first, stream, 200, {}, "application/json")
 
@@ -178,7 +179,7 @@ class CompletionBatchRoutes:
         return await self._creation.create_inline(caller, wanted, key, _file_key(key))
 
     async def _events_behind(self, job: Job, notes: DoorNotes, position: int) -> ItemEvents | None:
-        """The events of a batch behind this position; None when there are no more and will be none."""
+        """Return the events of a batch after this position; None if there are no more and will be none."""
         total = await self._store.job_event_total(job.id)
         if position > total + (job.state in JOB_ENDED):
             raise _bad_event()
@@ -189,7 +190,7 @@ class CompletionBatchRoutes:
         return ItemEvents(self._store, self._reader, notes, position)
 
     async def _place(self, request: Request, caller: Caller) -> tuple[str, str]:
-        """The workspace and the environment of a create."""
+        """Return the workspace and the environment of a create; refuse those that the caller may not use."""
         workspace, environment = _named(request)
         if not await self._owns(caller, workspace):
             message = "There is no such workspace. It is the id or the name of the tenant that your key belongs to."
@@ -206,7 +207,7 @@ class CompletionBatchRoutes:
         return workspace == caller.tenant_id or workspace == await self._store.tenant_name(caller.tenant_id)
 
     async def _progress(self, request: Request, caller: Caller) -> tuple[Job, DoorNotes, int]:
-        """A batch of the caller's, in the environment that the path names, and how many of its items run."""
+        """Return the caller's batch in the environment that the path names, and how many of its items are running."""
         workspace, environment = _named(request)
         job_id = str(request.path_params["completion_batch_id"])
         if not ids.is_valid("batch", job_id) or not await self._owns(caller, workspace):
@@ -228,7 +229,7 @@ class CompletionBatchRoutes:
     async def _with_items(
         self, entity: BatchEntity, encoded: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[bytes, None]:
-        """The batch with all of its items, a piece at a time."""
+        """Yield the batch with all its items, piece by piece."""
         piece = bytearray(msgspec.json.encode(entity)[:-2])
         comma = b""
         async with aclosing(encoded) as items:
@@ -242,7 +243,7 @@ class CompletionBatchRoutes:
 
     @contextlib.asynccontextmanager
     async def _received(self, request: Request, caller: Caller) -> AsyncIterator[tuple[Upload, InlineItems]]:
-        """The items as the lines of an upload, all of them in; thrown away unless what is done with it succeeds."""
+        """Receive all items as the lines of an upload. The upload is thrown away if the block fails."""
         intake: Intake = request.scope["tidegate.intake"]
         settings = self._context.settings
         limits = settings.limits
@@ -268,7 +269,7 @@ class CompletionBatchRoutes:
 
 
 class ResourceAdmission:
-    """Whether a caller may name a resource."""
+    """Refuses resources that a caller may not name."""
 
     def __init__(self, caller: Caller, context: WebContext) -> None:
         self._caller = caller
@@ -292,7 +293,7 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 def _file_key(key: str | None) -> str | None:
-    """What the input of a create is remembered by. No caller's key has a space in it, so none of an upload of the caller's own is this."""
+    """Return the idempotency key of a create's input. It has a space, so no key of the caller's own uploads can be equal."""
     return f"{key} {FILENAME}" if key else None
 
 
@@ -306,15 +307,15 @@ def _callback_shown(options: CreateOptions) -> CallbackShown | None:
 
 
 def _all_was_read() -> Response:
-    # By this a browser knows that it need not come back.
+    # A 204 stops a browser's event source from connecting again.
     return Response(None, 204)
 
 
 def _last_event(request: Request) -> int:
-    """The number of the last event that the caller saw; 0 without one."""
+    """Return the number of the last event that the caller saw; 0 without one."""
     text = request.headers.get("last-event-id")
     if not text:
-        # An empty id is what an event source has before its first event.
+        # An event source sends an empty id before its first event.
         return 0
     if not _EVENT_NUMBER.fullmatch(text):
         raise _bad_event()

@@ -1,4 +1,4 @@
-"""The shapes of the completion-batch API, and how our jobs and items look in them."""
+"""The structs of the completion-batch API, and how jobs and items are written in them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,8 @@ CANCELLED_MESSAGE = "batch_cancelled: This request was not executed because the 
 
 
 class CallbackShown(msgspec.Struct, rename="camel"):
-    """A callback as reads show it: the names of its headers, never their values. Only the answer to the create has the signing secret."""
+    """A callback as reads show it: the names of its headers, without their values. Only the answer to the create has
+    the signing secret."""
 
     url: str
     events: list[str]
@@ -28,7 +29,7 @@ class CallbackShown(msgspec.Struct, rename="camel"):
 
 
 class DoorNotes(msgspec.Struct, tag="completion-batch", tag_field="door"):
-    """What this door remembers of a job beside what every job has."""
+    """What this door stores about a job, beyond what every job has."""
 
     workspace: str
     environment: str
@@ -68,12 +69,12 @@ class BatchEntity(msgspec.Struct, rename="camel"):
     created_by_user: dict[str, str] | msgspec.UnsetType | None = msgspec.UNSET
     created_by_api_key: dict[str, str] | msgspec.UnsetType | None = msgspec.UNSET
     completed_percentage: int = 0
-    # Last, so that the elements can follow what was encoded.
+    # Last, so that the items can be appended to the encoded batch.
     items: list[Raw] = []
 
 
 class ItemEntity(msgspec.Struct, rename="camel"):
-    """`response` is null until the item completed; `error_code` is ours."""
+    """One item. `response` is null until the item completed; `error_code` is our own."""
 
     workspace_id: str
     environment_id: str
@@ -105,7 +106,7 @@ _decode_notes = msgspec.json.Decoder(DoorNotes).decode
 
 
 def notes_of(job: Job) -> DoorNotes | None:
-    """What this door remembers of a job; None for a job that another door made."""
+    """Return this door's notes about a job; None if another door made the job."""
     if job.door is None:
         return None
     try:
@@ -115,7 +116,7 @@ def notes_of(job: Job) -> DoorNotes | None:
 
 
 def error_body(problem: ApiProblem, request_id: str) -> bytes:
-    """A refusal as this door writes it."""
+    """Return a refusal in the shape of this door."""
     details = {"param": problem.param, "requestId": request_id}
     return msgspec.json.encode(DoorError(problem.message, problem.code.upper(), details))
 
@@ -136,7 +137,7 @@ def no_results() -> ApiProblem:
 
 
 def batch_status(job: Job, running: int) -> str:
-    """A job's state as this door shows it; the table is in the page about this API."""
+    """Return a job's status at this door. The table is in the page about this API."""
     if JobState.CANCELLED in (job.state, job.closing):
         return CANCELLED
     if job.state is JobState.COMPLETED:
@@ -147,7 +148,7 @@ def batch_status(job: Job, running: int) -> str:
 
 
 def created_entity(job: Job, notes: DoorNotes) -> BatchEntity:
-    """A batch as it was when it was created."""
+    """Return a batch as it was when it was created."""
     return BatchEntity(
         workspace_id=notes.workspace,
         environment_id=notes.environment,
@@ -177,7 +178,7 @@ def created_entity(job: Job, notes: DoorNotes) -> BatchEntity:
 
 
 def batch_entity(job: Job, notes: DoorNotes, running: int) -> BatchEntity:
-    """A batch as it stands. `running` is how many items are in the hands of workers."""
+    """Return a batch in its present state. `running` is the number of items that workers are running."""
     has_ended = job.state in JOB_ENDED
     status = batch_status(job, running)
     failed, cancelled = job.failed_count + job.expired_count, job.cancelled_count
@@ -209,7 +210,7 @@ def batch_entity(job: Job, notes: DoorNotes, running: int) -> BatchEntity:
 
 
 def error_message(job: Job) -> str | None:
-    """Why a job as a whole failed; None when it did not."""
+    """Return why a job failed as a whole; None if it did not."""
     if job.state is JobState.EXPIRED:
         return EXPIRED_MESSAGE
     return f"{job.errors[0].code}: {job.errors[0].message}" if job.errors else None
@@ -220,7 +221,7 @@ def _error_message(job: Job, status: str, failed: int, total: int) -> str | None
 
 
 def completed(entity: ItemEntity, response: Raw, usage: Usage) -> ItemEntity:
-    """An item with its answer, and what that used in both spellings."""
+    """Return an item with its answer and its usage, in both spellings of the usage."""
     return msgspec.structs.replace(
         entity,
         status=COMPLETED,
