@@ -1,4 +1,4 @@
-"""The web app: every route behind one door. It is given everything it needs and opens no socket itself."""
+"""The web app: every route behind one door. It gets everything it needs and opens no socket itself."""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -44,15 +44,15 @@ from tidegate.web.openapi.pages import DocumentPages
 
 T = TypeVar("T")
 
-# What calls of operators are called in metrics, by where their paths begin.
+# The names of operators' calls in metrics, by the beginning of their paths.
 ADMIN_NAMES = (("/admin/", "admin"), ("/control/", "admin"))
-# What only operators use: on the API's port where that is this machine's alone, else on a listener of its own.
+# Paths for operators alone: on the API's port if only this machine can reach it, else on a listener of their own.
 ADMIN_PATHS = ("/admin/", "/console", "/metrics")
 SHARED_PATHS = ("/static/",)
 
 
 class AppPart:
-    """One app behind a listener that shows only some of its paths: the operators', or all others."""
+    """The app behind a listener that serves only the operators' paths, or only all others."""
 
     def __init__(self, app: ASGIApp, *, is_admin: bool) -> None:
         self._app = app
@@ -66,7 +66,7 @@ class AppPart:
 
 
 class Api(Starlette):
-    """Routes behind one door. It turns whatever is raised into an answer, so Starlette's layers that would do so are left out."""
+    """Routes behind one door. The door answers every exception, so Starlette's middleware for errors is left out."""
 
     def __init__(self, routes: Sequence[Route], context: WebContext, room: BodyRoom, running_keys: RunningKeys) -> None:
         super().__init__(routes=routes)
@@ -88,7 +88,7 @@ class Api(Starlette):
 
 
 def _longest_first(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-    """Order what doors say of paths by how they begin: the first that fits counts."""
+    """Sort pairs by their path, longest first, because the first match counts."""
     return sorted(pairs, key=lambda pair: len(pair[0]), reverse=True)
 
 
@@ -101,7 +101,7 @@ def build_app(context: WebContext) -> Api:
     parts = DoorParts(context, reception, creation, watch, wait, uploads, streams)
     gateway = GatewayRoutes(context, BackgroundRoutes(context, reception, wait))
     entries = [
-        # Routes are tried in order, and these are the ones that someone waits for.
+        # Routes are tried in order, and users wait for these.
         *gateway.routes(),
         *(entry for door in DOORS for entry in door.routes(parts)),
         *KeyRoutes(context).routes(),

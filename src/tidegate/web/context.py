@@ -1,4 +1,4 @@
-"""What the web app is given: the composition root fills this in, the routes only read it."""
+"""The parts that the web app works with: the composition root fills them in, and the routes only read them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from tidegate.settings.body_fields import field_rules
 from tidegate.settings.tenants import Tenants
 from tidegate.store.store import Store
 
-# A command that changes a key stands on this too, and calls no model server.
+# Commands that change keys import this module too, and call no model server.
 if TYPE_CHECKING:
     from tidegate.interactive_usage import InteractiveUsageBook
     from tidegate.live_config import LiveConfig
@@ -28,14 +28,15 @@ def nothing_to_report() -> Mapping[str, str | None]:
 
 
 class WebContext(msgspec.Struct, frozen=True):
-    """`worker_id` names the incarnation under which uploads are begun: it must be enlisted and beating, or sweeps collect them.
+    """The parts of the web app.
 
-    `router` is the way to the model servers, `callbacks` the way to tenants' webhooks, `scratch` a directory for passing files,
-    `scopes` what keys may be allowed to do.
-    `readiness` says for each further part of the process (the worker, say) what is wrong with
-    it, or None. `control_token` is what commands on this machine show instead of a key. `live_config` follows what is added at run time,
-    `book` is where interactive calls are counted, and `stop` is set when the process is asked to stop.
-    `servers` names the model servers whose rates a forecast is made from; empty for all that were measured.
+    `worker_id` names the incarnation that uploads belong to. It must be registered and keep its heartbeat, or sweeps
+    delete the uploads. `router` leads to the model servers and `callbacks` to tenants' webhooks. `scratch` is a
+    directory for temporary files, and `scopes` are what keys may be allowed. `readiness` reports for each further part
+    of the process, such as the worker, what is wrong with it, or None. `control_token` is what commands on this machine
+    show instead of a key. `live_config` follows what is added at run time, `book` counts interactive calls, and `stop`
+    is set when the process is asked to stop. `servers` names the model servers whose rates forecasts use; empty for all
+    that were measured.
     """
 
     store: Store
@@ -58,25 +59,25 @@ class WebContext(msgspec.Struct, frozen=True):
     servers: str = ""
 
     def model_of(self) -> Mapping[str, str]:
-        """The model behind each resource: one mapping, which follows what is added at run time."""
+        """Return the model of each resource, as one mapping that follows changes at run time."""
         if self.live_config is not None:
             return self.live_config.model_of
         return {one.name: one.model for one in resources(self.settings)}
 
     def tenants(self) -> Tenants:
-        """What tenants may have, which follows the file of settings."""
+        """Return the policies of tenants, which follow the settings file."""
         return self.live_config.tenants if self.live_config is not None else Tenants(self.settings)
 
     def live_settings(self) -> Settings:
-        """The settings with what was changed since the start."""
+        """Return the settings with the changes since the start."""
         return self.live_config.settings if self.live_config is not None else self.settings
 
     def reached_by(self) -> Mapping[str, tuple[str, ...]]:
-        """Every name that a call to a resource may come under: one mapping, which follows what is added at run time."""
+        """Return all names by which a call can reach each resource, as one mapping that follows changes at run time."""
         return self.live_config.reached_by if self.live_config is not None else reached_names(resources(self.settings))
 
     def fields_of(self) -> Mapping[str, FieldRules]:
-        """What callers of each name may not say: one mapping, which follows what is added at run time."""
+        """Return the fields that callers of each name may not set, as one mapping that follows changes at run time."""
         if self.live_config is not None:
             return self.live_config.fields_of
         return field_rules(self.settings, deployments(self.settings), resources(self.settings))

@@ -1,4 +1,4 @@
-"""The front doors, in one list: the one place outside of its room that names a door. A new door is a new room and a line here."""
+"""The list of all front doors, the one place outside of its room that names a door. A new door is a new room and a line here."""
 
 from tidegate.core.keys import Scopes
 from tidegate.web.background.door import BackgroundDoor
@@ -18,7 +18,7 @@ DOORS: tuple[FrontDoor, ...] = (
     GatewayDoor(),
 )
 
-# What a tenant's key may be allowed to do: all that a door asks for.
+# The scopes that a tenant's key may have: all that any door needs.
 SCOPES = Scopes(
     tuple(dict.fromkeys(scope for door in DOORS for scope in door.scopes)),
     frozenset(scope for door in DOORS for scope in door.environment_scopes),

@@ -1,7 +1,7 @@
-"""Gauges that are worked out when they are read: the store's census, the deployments, and what this process uses.
+"""Sets the gauges when they are read: the store's census, the deployments, and this process's use of resources.
 
-A scrape shows what is known and lets a newer census be taken in the background; only the first waits for one, and for a moment at most. A
-census reads every job, so one that takes long is kept for longer.
+A scrape shows what is known and starts a newer census in the background; only the first scrape waits for one, for a
+moment at most. A census reads every job, so the result of a slow one is kept longer.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ log = structlog.get_logger()
 
 _CENSUS_KEEP_MS = 10_000
 _CENSUS_SHARE = 0.02
-# While the store is away, what was last seen of it is shown for so long.
+# While the store does not answer, its last census is shown this long.
 _CENSUS_STALE_MS = 60_000
 _FIRST_CENSUS_WAIT_S = 0.01
 _PAGE_BYTES = resource.getpagesize()
 _DEFAULT_TIER = "default"
-# Shown again from the beginning at each scrape: a deployment may be gone.
+# Cleared before each scrape, because a deployment may be gone.
 _OF_DEPLOYMENTS = (
     metrics.deployment_state,
     metrics.upstream_in_flight,
@@ -48,7 +48,7 @@ class Gauges:
         self._cpu_s = 0.0
 
     async def refresh(self) -> None:
-        """Bring every gauge up to date, as far as that takes no time."""
+        """Bring every gauge up to date without waiting, except for the first census."""
         is_first = self._census_until_ms is None
         if self._counting is None and self._clock.monotonic_ms() >= (self._census_until_ms or 0.0):
             self._counting = asyncio.create_task(self._count())
@@ -65,7 +65,7 @@ class Gauges:
         except StoreError as error:
             log.warning("census_failed", error=str(error))
             if self._clock.monotonic_ms() - self._counted_ms > _CENSUS_STALE_MS:
-                # An autoscaler or an alert must not take a queue of an hour ago for the one of now.
+                # An autoscaler or an alert must not act on an old queue.
                 for family in metrics.OF_STORE:
                     family.forget()
         finally:
@@ -96,7 +96,7 @@ class Gauges:
             metrics.queue_work_units.of(*labels).inc(part.work_units)
             ages[labels] = max(ages[labels], part.age_ms)
         for oldest, age_ms in sorted(ages.items(), key=lambda pair: pair[1]):
-            # Several models may be `other`: the oldest is shown last.
+            # Several models may share the label `other`: the oldest is set last, and stays.
             metrics.oldest_job_age_seconds.of(*oldest).set(age_ms / 1000)
 
     def _show_deployments(self) -> None:

@@ -1,5 +1,6 @@
-"""Health of this process: whether it is up, and whether it can be sent work. No key is needed. Only this machine gets the full
-reasons; that a first key is missing is shown to everyone."""
+"""Shows the health of this process: whether it runs, and whether it is ready for work. No key is needed.
+
+Only this machine gets the full reasons. A missing first key is shown to everyone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from tidegate.web.context import WebContext
 from tidegate.web.http.loopback import NO_KEY_YET, is_loopback, require_key
 from tidegate.web.http.pepper import require_pepper
 
-# A probe waits a second at most, whatever is frozen.
+# So that a probe waits less than a second even if a part hangs.
 CHECK_S = 0.8
 BELIEVED_MS = 1_000
 
@@ -40,7 +41,7 @@ class Health:
         found = await asyncio.gather(*(check.reason() for check in self._checks.values()))
         reasons = {**dict(zip(self._checks, found, strict=True)), **self._context.readiness()}
         is_local = request.client is not None and is_loopback(request.client.host)
-        # What a new installation lacks is no secret, and its operator often looks from another machine.
+        # A missing first key is no secret, and the operator of a new installation often looks from another machine.
         checks = {
             name: "ok" if reason is None else (reason if is_local or reason == NO_KEY_YET else "not ready")
             for name, reason in reasons.items()
@@ -50,9 +51,10 @@ class Health:
 
 
 class HealthCheck:
-    """One part of the process, asked at most once at a time and once a second: asking costs a write to the disk, and anyone may ask.
+    """Checks one part of the process, one check at a time and at most once a second: a check writes to the disk, and
+    anyone may ask.
 
-    A part that is frozen is not waited for: the answer says so, and the question stays open for the next one that asks."""
+    A part that hangs is not waited for: the answer reports it, and the check stays open for the next request."""
 
     def __init__(self, what: str, ask: Callable[[], Awaitable[None]], clock: Clock) -> None:
         self._what = what
@@ -62,7 +64,7 @@ class HealthCheck:
         self._believed_until_ms = 0.0
 
     async def reason(self) -> str | None:
-        """Why this part is not fit for work; None while it is."""
+        """Return why this part is not ready; None if it is."""
         if self._asking is None or (self._asking.done() and self._clock.monotonic_ms() >= self._believed_until_ms):
             self._asking = asyncio.create_task(self._answer())
         await asyncio.wait([self._asking], timeout=CHECK_S)
@@ -81,7 +83,7 @@ class HealthCheck:
 
 
 async def _require_keys(context: WebContext) -> None:
-    """Raise an error while no key can be right here: there is none yet and one is needed, or they are of another pepper."""
+    """Raise an error if no key can be right here: a key is needed and there is none, or the keys have another pepper."""
     if not is_loopback(context.settings.server.host):
         await require_key(context.store)
     await require_pepper(context.store, context.pepper)

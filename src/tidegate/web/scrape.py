@@ -1,7 +1,7 @@
-"""Where metrics are read: a small listener of its own, away from the public port, and for programs on this machine where the
-admin API is.
+"""Serves metrics: at a small listener of its own, away from the public port, and beside the admin API for programs on
+this machine.
 
-A scraper learns how much is done, never for which tenant: see what labels may be in `metrics.py`.
+A scraper learns how much is done, but not for which tenant: `metrics.py` lists the labels.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ PATH = "/metrics"
 
 
 def local_route(gauges: Gauges) -> Route:
-    """The route beside the admin API: to anyone but a program on this machine it does not exist."""
+    """Return the route beside the admin API. It answers 404 to all but programs on this machine."""
 
     async def shown_here(request: Request) -> Response:
         if not _is_from_here(request) or any(name in request.headers for name in FORWARDED):
@@ -43,15 +43,15 @@ async def scraped(
     stop: asyncio.Event | None = None,
     gauges: Gauges | None = None,
 ) -> AsyncIterator[str]:
-    """Listen on `metrics.port` and show metrics and health there; gives the address, or nothing where the port is off.
+    """Serve metrics and health at `metrics.port`; yields the address, or an empty text if the port is off.
 
-    A scraper that does not read its answer is given up with the grace, which begins with `stop`."""
+    A scraper that does not read its answer is cut off at the end of the grace, which begins with `stop`."""
     if not settings.metrics.port:
         yield ""
         return
 
     async def shown(request: Request) -> Response:
-        """On a port of its own anyone who can connect may read, but no web page through a browser on this machine."""
+        """Show metrics to anyone who can connect, except to a web page in a browser on this machine."""
         if request.client is not None and is_loopback(request.client.host) and not _is_from_here(request):
             raise HTTPException(403)
         return await _shown(gauges)

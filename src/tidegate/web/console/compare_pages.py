@@ -1,4 +1,4 @@
-"""A page that compares two runs of one file: what became of each, how long it took and what it cost."""
+"""The page that compares two runs of one file: outcomes, time and cost."""
 
 from collections.abc import Callable
 
@@ -59,7 +59,7 @@ def _took_s(job: Job) -> int | None:
     return (ended - job.created_at) // 1000 if ended and job.state in JOB_ENDED else None
 
 
-# What is compared: its name, its value (None: not known yet), and how that is written.
+# The figures: a name, the value (None: not known yet), and the function that writes it.
 _FIGURES: tuple[tuple[str, Callable[[Job], int | None], Callable[[int], str]], ...] = (
     ("took", _took_s, duration),
     ("requests", lambda job: job.item_count, number),
@@ -76,11 +76,11 @@ _FIGURES: tuple[tuple[str, Callable[[Job], int | None], Callable[[int], str]], .
 def _row(
     name: str, jobs: list[Job], value: Callable[[Job], int | None], words: Callable[[int], str]
 ) -> tuple[str, str, str, str]:
-    """Return a figure of both runs as text, and by how much the second differs."""
+    """Return one figure of both runs as text, with the change from the first to the second."""
     first, second = (value(job) for job in jobs)
     shown = ["still running" if one is None else words(one) for one in (first, second)]
     change = ""
-    # What a run that goes on has not done yet is no difference.
+    # Only ended runs have a difference.
     if first is not None and second is not None and first != second and all(job.state in JOB_ENDED for job in jobs):
         change = f"{'-' if second < first else '+'}{words(abs(second - first))}"
         change += f" ({100 * (second - first) / first:+.0f} %)" if first else ""
@@ -88,7 +88,7 @@ def _row(
 
 
 def _errors(groups: list[ErrorGroups]) -> list[tuple[str, str, int, int]]:
-    """Return each kind of error of either run, with how many each had, most first."""
+    """Return each kind of error of either run with its count in both, most frequent first."""
     kinds = {kind for one in groups for kind in one.counts}
     rows = [(kind.code, kind.text, groups[0].counts[kind], groups[1].counts[kind]) for kind in kinds]
     return sorted(rows, key=lambda row: (-row[2] - row[3], row))

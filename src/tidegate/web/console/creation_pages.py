@@ -1,6 +1,6 @@
-"""Pages that make a batch from a file: take the file in, show what would become of it, and create the batch when that is wanted.
+"""Pages that make a batch from a file in two steps: upload the file and show what a batch would be, then create it.
 
-The file goes straight to the blobs, however large it is. Nothing is sent to a model before the second step.
+The file goes straight to the blobs, whatever its size. Nothing is sent to a model before the second step.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ from tidegate.web.requests.requests import ENDPOINTS, BatchCreate, decoded, job_
 NEW_PATH = "/console/batches/new"
 ORGS_MAX = 200
 ERRORS_SHOWN_MAX = 50
-# What a form may ask of a batch, beside its file and its owner.
+# The fields of a batch that a form may set, beside its file and its owner.
 TEXTS = ("endpoint", "completion_window", "max_cost")
 CHOICES = ("ordered", "skip_invalid")
 FIELDS = ("org", *TEXTS, "priority", *CHOICES)
@@ -71,7 +71,7 @@ class CreationPages:
         )
 
     async def upload(self, request: Request, visitor: Visitor) -> Response:
-        """Take the file in, once the form is known to be ours, and go on to what would become of it."""
+        """Store the file once the form is known to be ours, and go on to the check."""
         refuse_foreign(request)
         if not visitor.may_write:
             self._guard.admit(request, visitor, visitor.csrf)
@@ -104,7 +104,7 @@ class CreationPages:
         return RedirectResponse(f"/console/batches/check?{urlencode({'file': file.id, **asked})}", 303)
 
     async def check(self, request: Request, visitor: Visitor) -> Response:
-        """Show what would become of a batch. Nothing is sent and nothing is made."""
+        """Show what a batch would be. Nothing is sent or created."""
         _require_write(visitor)
         requests.refuse_unknown(request.query_params, ("file", *FIELDS))
         asked = _asked(request.query_params)
@@ -140,7 +140,7 @@ class CreationPages:
         return (await self._store.tenant_name(row["tenant_id"]) if row else None) or ""
 
     async def _caller(self, org: str) -> Caller:
-        """Return whose the file and the batch are."""
+        """Return the owner of the file and the batch."""
         tenant_id = await self._store.tenant_by_name(org) if org else None
         if tenant_id is None:
             raise ApiProblem(404, "tenant_not_found", "There is no organization of this name.", param="org")
@@ -153,7 +153,7 @@ def _require_write(visitor: Visitor) -> None:
 
 
 def _asked(query: QueryParams) -> dict[str, str]:
-    """Return what a form asks for, each once; a file that no id could name is none."""
+    """Return the fields of a form; refuse one that is given twice, and a file's id that cannot exist."""
     asked = {name: requests.one(query, name) or "" for name in ("file", *FIELDS)}
     if not ids.is_valid("file", asked["file"]):
         name = shown_id(asked["file"])
@@ -163,7 +163,7 @@ def _asked(query: QueryParams) -> dict[str, str]:
 
 
 def _wish(asked: dict[str, str]) -> BatchCreate:
-    """Return what a form asks for as the API takes it, so that one set of rules holds for both."""
+    """Return a form as the body of the API, so that the same rules hold for both."""
     body: dict[str, Any] = {name: asked[name].strip() for name in TEXTS if asked[name].strip()}
     body |= {"input_file_id": asked["file"], "ordered": bool(asked["ordered"])}
     if asked["skip_invalid"]:

@@ -1,4 +1,4 @@
-"""Pages about deployments: how each stands, and draining, trying, adding, changing and removing them."""
+"""Pages that show deployments, and drain, refresh, add, change and remove them."""
 
 import json
 from typing import Any
@@ -89,7 +89,7 @@ class DeploymentPages:
         return _form(visitor, found, shown)
 
     async def save(self, request: Request, visitor: Visitor) -> Response:
-        """Add or change a deployment; a mistake shows the form again, with what is wrong."""
+        """Add or change a deployment; after a mistake show the form again, with what is wrong."""
         form = await self._guard.form(request, visitor)
         name, seen = form.get("name", "").strip(), form.get("revision", "")
         found = None
@@ -97,7 +97,7 @@ class DeploymentPages:
             fields = _fields(form)
             if seen:
                 found = await self._added(name)
-                # What the form leaves out is taken away.
+                # Fields that the form leaves out are removed.
                 fields = dict.fromkeys(found.document) | fields
             revision = int(seen) if seen.isdecimal() and len(seen) < 16 else None
             wish = RoutingWish(name, fields, revision)
@@ -133,7 +133,7 @@ def _form(
 
 
 def _fields(form: dict[str, str]) -> dict[str, Any]:
-    """Return the document that a form describes; raise where its text is no mapping."""
+    """Return the document that a form describes; raise if its text is no mapping."""
     fields: dict[str, Any] = {}
     try:
         for key in INPUTS:
@@ -148,7 +148,7 @@ def _fields(form: dict[str, str]) -> dict[str, Any]:
 
 
 def _as_lines(fields: dict[str, Any]) -> str:
-    """Write fields without an input of their own as YAML, a line each."""
+    """Write the fields without an input of their own as YAML, one on a line."""
     return "\n".join(
         f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items() if key not in INPUTS
     )

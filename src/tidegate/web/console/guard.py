@@ -1,4 +1,4 @@
-"""What stands before every page of the console: who looks, whether a form is ours, and refusals as pages."""
+"""The checks before every page of the console: the visitor, the origin of forms, and refusals as pages."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -28,19 +28,19 @@ class ConsoleGuard:
         self._live_pages = LivePages(context, sessions)
 
     def routes(self, looks: dict[str, Show], changes: dict[str, Show]) -> list[Route]:
-        """Return routes to pages and to what changes something, by path below /console."""
+        """Return routes to pages and to forms that change something, by path below /console."""
         return [
             *(self.route(f"/console{path}", self._shown(show), "GET") for path, show in looks.items()),
             *(self.route(f"/console{path}", self._shown(show), "POST") for path, show in changes.items()),
         ]
 
     def live_routes(self, looks: Mapping[str, tuple[Look, int]]) -> list[Route]:
-        """Return routes to pages that follow what they show, looking every so many seconds, by path below /console."""
+        """Return routes to live pages with the seconds between looks, by path below /console."""
         pages = {path: LivePage(look, every_s) for path, (look, every_s) in looks.items()}
         return [self.route(f"/console{path}", self._live(one), "GET") for path, one in pages.items()]
 
     def route(self, path: str, show: Answer, method: str) -> Route:
-        """Return a route whose answers tell a browser that came over HTTPS to come in no other way."""
+        """Return a route that makes a browser on HTTPS use only HTTPS from then on."""
 
         async def answer(request: Request) -> Response:
             shown = await show(request)
@@ -51,13 +51,13 @@ class ConsoleGuard:
         return Route(path, answer, methods=[method])
 
     async def form(self, request: Request, visitor: Visitor) -> dict[str, str]:
-        """Return a form's fields, if the visitor may change things and one of our pages sent it."""
+        """Return a form's fields; refuse a form from elsewhere, or of a visitor who may not change things."""
         form = await form_of(request)
         self.admit(request, visitor, form.get("csrf"))
         return form
 
     def admit(self, request: Request, visitor: Visitor, csrf: str | None) -> None:
-        """Refuse a form that did not come from a page of this visitor's, or whose sender may only look."""
+        """Refuse a form that did not come from this visitor's page, or whose visitor may only read."""
         if visitor.key_id is None or csrf != visitor.csrf:
             raise ApiProblem(403, "foreign_form", "Sign in, and send this form from its page.")
         if not visitor.may_write and request.url.path != "/console/sign-out":
@@ -71,7 +71,7 @@ class ConsoleGuard:
         return AuditTrail(context.store, context.entropy, f"key:{visitor.key_id}", visitor.address or None)
 
     def _live(self, live: LivePage) -> Answer:
-        """Show a page; its script asks the same address for the events of it."""
+        """Show a page, or its events if its script asks the same address for them."""
 
         async def show(request: Request, visitor: Visitor) -> Response:
             view = await live.look(request, visitor)
@@ -89,7 +89,7 @@ class ConsoleGuard:
         return answer
 
     def _shown(self, show: Show) -> Answer:
-        """Show a page to someone who may see it; a refusal is a page too."""
+        """Show a page to a visitor who may see it; a refusal is a page too."""
 
         async def answer(request: Request) -> Response:
             visitor = None

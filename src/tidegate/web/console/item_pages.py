@@ -1,4 +1,5 @@
-"""Pages about the requests of a batch: what became of them, and, for those whose key may read that, one with its response, and results."""
+"""Pages about the requests of a batch: their outcomes and, for visitors whose key allows it, a request with its
+response, and results."""
 
 import contextlib
 import json
@@ -23,7 +24,7 @@ from tidegate.web.openai.items import item_filter
 from tidegate.web.requests import requests
 
 LIST_COUNT = 50
-# A page shows so much of a request or a response.
+# The most that a page shows of a request or a response.
 SHOWN_CHARS_MAX = 100_000
 _NO_RESULTS = "This batch has no such file: it has not ended yet, no request ended in this way, or the file expired."
 
@@ -45,7 +46,7 @@ class ItemPages:
         return self._guard.routes(looks, {})
 
     async def results(self, request: Request, visitor: Visitor) -> Response:
-        """Hand out a result file of an ended batch as a download; the audit names who took it."""
+        """Send a result file of an ended batch as a download, and note in the audit who read it."""
         _require_content(visitor)
         job, _ = await job_named(self._store, request)
         kind = str(request.path_params["kind"])
@@ -96,7 +97,7 @@ def _require_content(visitor: Visitor) -> None:
 
 
 def _pretty(raw: msgspec.Raw) -> str:
-    """Return JSON with a line for each field; what cannot be read as it is."""
+    """Return JSON with a field on each line; text that is not JSON stays unchanged. Both are cut to a bounded length."""
     text = bytes(raw).decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""Pages that follow what they show: while such a page is looked at, server-sent events bring the part of it that changed.
+"""Keeps open pages up to date: server-sent events bring the part of a page that changed.
 
-A stream looks as often as its page says and sends only what differs from what it sent last. Each look checks the session again, so a stream
-ends with its session, its key or this process; a browser comes back by itself to a process that goes on. The same address is the whole page
-for a browser that asks for a page: without script it is shown as it stands.
+A stream looks as often as its page asks and sends only changes. Each look checks the session again, so a stream ends
+with its session, its key or this process; a browser then connects again by itself. The same address serves the whole
+page to a browser that asks for a page, so it works without script.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tidegate.web.http.pages import live_part
 
 log = structlog.get_logger()
 
-# So many pages are followed at once in one process; each takes a fraction of a percent of a core.
+# The streams that one process serves at once; each takes a fraction of a percent of a core.
 LIVE_PAGES_MAX = 100
 HEARTBEAT_S = 15.0
 MEDIA_TYPE = "text/event-stream"
@@ -33,14 +33,14 @@ STREAM_HEADERS = {"X-Accel-Buffering": "no"}
 _OPENING = b"retry: 2000\n\n"
 _COME_LATER = b"retry: 30000\n\n"
 _HEARTBEAT = b": heartbeat\n\n"
-# What a tenant wrote may hold each of them, and each would end a line of an event.
+# Tenants' text may contain each of these, and each would end a line of an event.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _STORE_GONE = "The server cannot reach its storage. This page shows how things stood before."
 _TOO_MANY = f"{LIVE_PAGES_MAX} pages are followed already. Reload this one to see news, or close others."
 
 
 class LiveView(msgspec.Struct, frozen=True):
-    """What a page shows now. `is_over` when nothing of it will change any more."""
+    """The content of a page now. `is_over` is set if it will not change any more."""
 
     template: str
     values: dict[str, Any]
@@ -51,7 +51,7 @@ Look = Callable[[Request, Visitor], Awaitable[LiveView]]
 
 
 class LivePage(msgspec.Struct, frozen=True):
-    """How a page looks at what it shows, and how often."""
+    """The function that looks at a page's content, and the seconds between its looks."""
 
     look: Look
     every_s: int
@@ -70,7 +70,8 @@ class LivePages:
         self._open_count = 0
 
     def stream(self, request: Request, live: LivePage) -> Response:
-        """Return the events of a page: `state` with the part that changes, `trouble` with why none comes, `signed-out` and `end`."""
+        """Return the events of a page: `state` with the changed part, `trouble` with why there is none, `signed-out`
+        and `end`."""
         return Download(_OPENING, self._events(request, live), 200, STREAM_HEADERS, MEDIA_TYPE)
 
     async def _events(self, request: Request, live: LivePage) -> AsyncGenerator[bytes, None]:
@@ -99,7 +100,7 @@ class LivePages:
             self._open_count -= 1
 
     async def _look(self, request: Request, live: LivePage) -> _News:
-        """Look once, as the visitor that the request's session still stands for."""
+        """Look once, as the visitor of the request's session."""
         try:
             visitor = await self._sessions.visitor(request)
             if visitor is None:

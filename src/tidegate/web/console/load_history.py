@@ -1,7 +1,7 @@
-"""What the charts of the overview show: requests and tokens a second, and the calls at each deployment, now and lately.
+"""The data of the overview's charts: requests and tokens a second, and the calls at each deployment, now and lately.
 
-Rates come from the store's counts by minute, so they are those of all processes. What deployments had is kept only here and only while
-the overview is looked at; nothing is written for it.
+Rates come from the store's counts by minute, so they are those of all processes. The calls of deployments are kept only
+here, while the overview is open; nothing is stored for them.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from tidegate.web.admin.overview import DeploymentHealth
 
 SAMPLES_MAX = 240
 SAMPLE_MS_MIN = 1_500
-# After a longer pause, what this minute had so far tells more than the time since the last look; if that is long enough to tell anything.
+# After a longer pause the rate is that of the present minute, or of two minutes if the present one has just begun.
 PAUSE_MS = 60_000
 MINUTE_MS = 60_000
 MINUTE_MS_MIN = 10_000
@@ -23,8 +23,8 @@ Counts = dict[int, tuple[int, int]]
 
 
 class LoadPoint(msgspec.Struct, frozen=True):
-    """One moment, in unix seconds. `deployments` have background calls, how many of them the tide allows (0: not known) and interactive
-    calls, by name."""
+    """One moment, in unix seconds. `deployments` has, by name, the background calls, those that the tide allows (0: not
+    known) and the interactive calls."""
 
     at: float
     requests: float
@@ -41,7 +41,7 @@ class LoadHistory:
         self._counts: Counts = {}
 
     async def look(self, deployments: list[DeploymentHealth]) -> LoadPoint:
-        """Return this moment; one that was just looked at is given again."""
+        """Return the load at this moment; the last one again if it is very recent."""
         now_ms, counts = await self._store.minute_counts()
         if self._points and 0 <= now_ms - self._seen_ms < SAMPLE_MS_MIN:
             return self._points[-1]
@@ -60,13 +60,14 @@ class LoadHistory:
         return point
 
     def points(self) -> list[LoadPoint]:
-        """Return what is known of the last hour: whole minutes, and then each look."""
+        """Return the known points of the last hour: first by minute, then each look."""
         first = self._points[0].at if self._points else 0.0
         return [*(one for one in self._minutes if one.at < first), *self._points]
 
 
 def rates_between(before_ms: int, before: Counts, now_ms: int, now: Counts) -> tuple[float, float]:
-    """Return requests and tokens a second since the last look; those of this minute, or with the one before, where that was long ago."""
+    """Return requests and tokens a second since the last look. After a pause, return those of the present minute, or of
+    two if it has just begun."""
     if not 0 < now_ms - before_ms < PAUSE_MS:
         items, tokens = now.get(now_ms // MINUTE_MS, (0, 0))
         span_ms = now_ms % MINUTE_MS

@@ -1,4 +1,4 @@
-"""Pages about operations: what an action on a filter would change, its progress, and those that there were."""
+"""Pages about operations: what an action on a filter would change, the progress of an operation, and the list of all."""
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -46,7 +46,7 @@ class OperationPages:
         return LiveView("console/operations.html", values)
 
     async def impact(self, request: Request, visitor: Visitor) -> Response:
-        """What would be changed; the page's form begins it."""
+        """Show what would change; the page's form starts the operation."""
         action, asked = _asked(request.query_params.multi_items())
         seen = await self._desk.impact(scope_of(action, asked))
         return page("console/impact.html", visitor=visitor, here="batches", seen=seen, asked=asked.multi_items())
@@ -70,7 +70,7 @@ class OperationPages:
 
 
 def _asked(pairs: list[tuple[str, str]]) -> tuple[str, QueryParams]:
-    """Return the action and the filter that a form names; a form sends its empty fields too."""
+    """Return the action and the filter of a form, without its empty fields."""
     given = QueryParams([(name, value) for name, value in pairs if value and name != "action"])
     action = dict(pairs).get("action", "")
     if action not in ACTIONS:

@@ -1,4 +1,4 @@
-"""Pages about organizations: their budgets, spend, keys and webhooks; keys are made and revoked here."""
+"""Pages about organizations: their budgets, spend, keys and webhooks. Keys are made and revoked here."""
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -23,7 +23,7 @@ KEYS_SHOWN = 100
 WEBHOOKS_SHOWN = 50
 DAYS_SHOWN = 31
 DAY_MS = 86_400_000
-# What a key made here may do; an empty choice is everything of a tenant's.
+# The scopes that a key made here can get; the empty choice allows everything of a tenant's.
 SCOPE_CHOICES = {
     "": "everything of a tenant's",
     "admin:read": "look at the console",
@@ -67,7 +67,7 @@ class OrgPages:
         return await self._org(request, visitor)
 
     async def make(self, request: Request, visitor: Visitor) -> Response:
-        """Make a key; the page that answers is the only one that shows it."""
+        """Make a key and show it; no other page shows it."""
         form = await self._guard.form(request, visitor)
         _, name = await self._named(request)
         scope = form.get("scope", "")
@@ -116,7 +116,7 @@ class OrgPages:
         return await self._store.usage(today - DAYS_SHOWN + 1, today + 1, tenant_id=tenant_id)
 
     async def _named(self, request: Request) -> tuple[str, str]:
-        """Return the organization that the path names: its id and its name."""
+        """Return the id and the name of the organization that the path names."""
         org_id = str(request.path_params["org_id"])
         name = await self._store.tenant_name(org_id) if ids.is_valid("tenant", org_id) else None
         if name is None:

@@ -1,4 +1,4 @@
-"""The pages of the console. What they show comes from the same verbs as the admin API; each change is noted in the audit."""
+"""The pages of the console. They use the same verbs as the admin API, and each change is noted in the audit."""
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -42,7 +42,7 @@ from tidegate.web.requests.retry_requests import OperatorRetryWish, retry_choice
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
 
 LIST_COUNT = 50
-# The page of queues says of so many batches why they wait.
+# The page of queues explains so many batches that wait.
 EXPLAINED_MODELS_MAX = 8
 EXPLAINED_JOBS_MAX = 3
 
@@ -126,7 +126,7 @@ class ConsolePages:
             "here": "overview",
             "overview": overview,
             "point": msgspec.to_builtins(await self._load_history.look(overview.deployments)),
-            # Only a whole page asks for them: an event brings one point, and what came before is on the page already.
+            # Only a whole page needs all points; an event adds one.
             "points": lambda: msgspec.to_builtins(self._load_history.points()),
             "workers": [worker_shown(row) for row in await self._store.list_workers(LIST_COUNT)],
         }
@@ -151,7 +151,7 @@ class ConsolePages:
             "batches": shown,
             "older": older,
             "asked": {name: given.get(name, "") for name in (*FILTERS, "org")},
-            # What an action on every batch that matches must hold to: no filter is left out.
+            # For an action on every batch that matches: with all filters, or it would match more batches.
             "filters": {name: value for name, value in given.items() if name not in ("after", "sort")},
             "sort": sort,
             "sorts": _SORTS,
@@ -216,7 +216,7 @@ class ConsolePages:
         return LiveView("console/queues.html", values)
 
     async def _waiting(self, models: list[str]) -> list[tuple[Job, str, list[str]]]:
-        """Return the newest batches that wait for these models, whose they are, and why each waits or runs."""
+        """Return the newest open batches of these models with their organizations, and why each waits or runs."""
         found: list[tuple[Job, str, list[str]]] = []
         for model in models[:EXPLAINED_MODELS_MAX]:
             wanted = JobFilter(status=JobState.IN_PROGRESS, model=model)
@@ -278,13 +278,13 @@ class ConsolePages:
 
 
 def _given(request: Request, known: tuple[str, ...]) -> QueryParams:
-    """Return what a list is asked for; a form sends its empty fields too."""
+    """Return the query of a list, without a form's empty fields."""
     requests.refuse_unknown(request.query_params, known)
     return QueryParams([(name, value) for name, value in request.query_params.multi_items() if value])
 
 
 def _possible(job: Job) -> list[str]:
-    """Return which actions the job's state allows, least drastic first."""
+    """Return the actions that the job's state allows, least drastic first."""
     if job.state in JOB_ENDED:
         return [RETRY] if job.failed_count and not job.retried_by and job.door is None else []
     if job.state is JobState.FINALIZING:

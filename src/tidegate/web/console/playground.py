@@ -1,4 +1,4 @@
-"""A small playground: one interactive call to a model, as any caller would make it, counted for the organization of the visitor's key."""
+"""The playground: one interactive call to a model, like any caller's, counted for the organization of the visitor's key."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ class PlaygroundPages:
         return self._page(visitor, {"model": requests.one(request.query_params, "model") or ""})
 
     async def call(self, request: Request, visitor: Visitor) -> Response:
-        """Make the call, and show what came back beside the form."""
+        """Make the call, and show its answer beside the form."""
         form = await self._guard.form(request, visitor)
         clock = self._context.clock
         began_ms = clock.monotonic_ms()
@@ -51,7 +51,7 @@ class PlaygroundPages:
         return self._page(visitor, form, answer=answer, took_ms=took_ms)
 
     async def _answer(self, request: Request, visitor: Visitor, body: bytes) -> "PlaygroundAnswer":
-        assert visitor.holder is not None  # a form is taken of a visitor with a key alone
+        assert visitor.holder is not None  # the guard takes forms only from visitors with a key
         wish = read_interactive_request(body, ENDPOINT, self._context.settings.limits.json_depth_max)
         await self._guard.trail(visitor).note_read("playground.call", "model", wish.model, {"model": wish.model})
         response = await self._gateway.answer(ENDPOINT, request, wish, visitor.holder)
@@ -91,7 +91,7 @@ class PlaygroundPages:
 
 
 class PlaygroundAnswer(msgspec.Struct, frozen=True):
-    """`text` is the answer of the model, empty where none was found; `raw` is the whole answer."""
+    """`text` is the model's text, empty if none was found; `raw` is the whole answer."""
 
     status: int
     text: str
@@ -100,7 +100,7 @@ class PlaygroundAnswer(msgspec.Struct, frozen=True):
 
 
 def _body(form: dict[str, str]) -> bytes:
-    """Return the request of a form; what is no number is refused by name."""
+    """Return the request of a form; refuse a field that must be a number and is none."""
     messages = [
         {"role": role, "content": text}
         for role, text in (("system", form.get("system", "")), ("user", form.get("prompt", "")))

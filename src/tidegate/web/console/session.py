@@ -1,8 +1,8 @@
-"""Who looks at the console: the holder of a key with an admin scope, or, while there is no key, a program on this machine.
+"""Sessions of the console: for the holder of a key with an admin scope or, while there is no key, a program on this machine.
 
-A session is a cookie that names a key, a moment and a nonce, under a MAC that also covers the key's stored hash: nothing is kept for it,
-every process can check it, and it ends when the key is rotated, revoked, deleted or over. Only the nonces of those that were signed out of
-are kept. The API never reads the cookie.
+A session is a cookie with a key's id, an end and a nonce, under a MAC that also covers the key's stored hash. No
+session is stored, every process can check it, and it ends when the key is rotated, revoked, deleted or expired. Only
+the nonces of sessions that were signed out are stored. The API never reads the cookie.
 """
 
 import hmac
@@ -30,8 +30,9 @@ _SEPARATOR = "."
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """A person who may look; with `may_write`, also change; with `may_read_content`, also see requests and responses. `csrf` must come back
-    with each change. Without keys there is no `key_id`. `holder` is whom the key stands for, `address` where the person is."""
+    """A person who may see the console; with `may_write` also change things, and with `may_read_content` also read
+    requests and responses. `csrf` must come with each change. Without keys there is no `key_id`. `holder` is the caller
+    that the key stands for, and `address` the person's address."""
 
     key_id: str | None
     may_write: bool
@@ -52,7 +53,7 @@ class Sessions:
         self._trusted = networks_of(context.settings.server.trusted_proxies)
 
     async def visitor(self, request: Request) -> Visitor | None:
-        """Return who looks; None when they must sign in first."""
+        """Return the visitor; None if they must sign in first."""
         found = await self._of_cookie(request.cookies.get(COOKIE, ""), self._client(request))
         if found is not None or "authorization" in request.headers or CONTROL_HEADER in request.headers:
             return found
@@ -65,7 +66,7 @@ class Sessions:
         return Visitor(None, False, "")
 
     async def sign_in(self, request: Request, key: str) -> str:
-        """Return a new session's cookie for a right key; a wrong one is refused as everywhere."""
+        """Return a new session's cookie for a right key; refuse a wrong one."""
         if not self.is_encrypted(request) and not is_sent_without_a_network(self._client(request), request.headers):
             raise ApiProblem(
                 403,
@@ -81,7 +82,7 @@ class Sessions:
         return named + _SEPARATOR + self._mac(named, bytes(row["secret_hash"]))
 
     async def sign_out(self, request: Request) -> None:
-        """End the session of this request's cookie, which the caller has checked, in every process."""
+        """End the session of this request's cookie in every process. The cookie must have been checked."""
         _, nonce, ends_s, _ = request.cookies[COOKIE].split(_SEPARATOR)
         await self._store.end_session(nonce, int(ends_s) * 1000)
 
@@ -100,7 +101,7 @@ class Sessions:
         if await self._store.is_session_ended(parts[1]):
             return None
         holder = holder_of(parts[0], row, self._scopes)
-        # What the key may not do, or not from here, a cookie that it was exchanged for may not either.
+        # A cookie allows no more than its key: its scopes and its addresses hold here too.
         if not holder.scopes & {"admin:read", "admin:write"} or not is_allowed(client, row["addresses"]):
             return None
         csrf = hmac.digest(self._pepper, b"console csrf\0" + named.encode(), "sha256").hex()
@@ -111,7 +112,7 @@ class Sessions:
         return hmac.digest(self._pepper, b"console session\0" + named.encode() + b"\0" + secret_hash, "sha256").hex()
 
     def is_encrypted(self, request: Request) -> bool:
-        """Return whether the browser came over HTTPS, as far as proxies are trusted."""
+        """Return whether the browser uses HTTPS, as trusted proxies report it."""
         peer = request.client.host if request.client else ""
         return public_base(peer, request.headers, request.url.scheme, self._trusted).startswith("https:")
 
@@ -120,13 +121,13 @@ class Sessions:
 
 
 def set_cookie(response: Response, value: str, max_age_s: int = SESSION_S) -> Response:
-    """Hand a session to the browser, or take it back with an empty value."""
+    """Give a session to the browser, or take it back with an empty value."""
     response.set_cookie(COOKIE, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="strict")
     return response
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form that one of our own pages sent; refuse what came from elsewhere."""
+    """Return the fields of a form that one of our own pages sent; refuse forms from elsewhere."""
     refuse_foreign(request)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise ApiProblem(415, "unsupported_media_type", "Send a form.", param="Content-Type")
@@ -140,14 +141,15 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def refuse_foreign(request: Request) -> None:
-    """Refuse what another site's page sent."""
+    """Refuse requests from pages of other sites."""
     if not _is_ours(request):
         raise ApiProblem(403, "foreign_form", "This form was sent by another site.")
 
 
 def _is_ours(request: Request) -> bool:
-    """Return whether one of our pages sent this. Under our referrer policy a browser calls their origin `null`, and says in
-    Sec-Fetch-Site what it is."""
+    """Return whether one of our own pages sent this.
+
+    Our referrer policy makes a browser send the origin `null`; then Sec-Fetch-Site tells whether the page is ours."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None and site != "same-origin":
         return False

@@ -1,1 +1,1 @@
-"""Interactive calls, passed on as they come."""
+"""Interactive calls, passed on to the model servers as they come."""

@@ -1,4 +1,5 @@
-"""Streams in the shape of a door's client: as they come, or translated. Requests, whole answers and errors are `Translation`'s."""
+"""Writes streams in the shape of a door's client: unchanged or translated. `Translation` handles requests, whole
+answers and errors."""
 
 from typing import Protocol
 
@@ -11,7 +12,7 @@ RESPONSES = "/v1/responses"
 
 
 class Translator(Protocol):
-    """A stream on its way into the other shape."""
+    """Translates a stream into the other shape."""
 
     ended: bool
 
@@ -21,10 +22,10 @@ class Translator(Protocol):
 
 
 class Dialect(Translation):
-    """One call at one door."""
+    """One call in the shape of its door."""
 
     def translator(self) -> Translator | None:
-        """What a stream goes through; None when its bytes are passed on as they are."""
+        """Return the translator of a stream; None if its bytes are passed on unchanged."""
         if not self.is_translated:
             return None
         if self.is_anthropic:
@@ -32,7 +33,7 @@ class Dialect(Translation):
         return translate.StreamToOpenai(self.now_s, include_usage=self.include_usage)
 
     def broken_off(self, code: str, message: str) -> bytes:
-        """The event that says that a stream ends here, and why."""
+        """Return the event that reports that a stream ends early, and why."""
         if self.is_anthropic:
             error = {"type": "error", "error": {"type": "api_error", "message": message, "code": code}}
             return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error)

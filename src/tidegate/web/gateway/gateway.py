@@ -1,7 +1,7 @@
 """Interactive calls: OpenAI's endpoints and Anthropic's messages over the same deployments, keys and budgets as batches.
 
-A door checks who calls and what is wished for, and hands the rest to the router; bodies and answers are passed on, not read. What another
-tenant has is never part of an answer here: a call knows its own key, and nothing else is looked up.
+The gateway checks the caller and the request, and passes the call to the router; it does not read bodies and answers
+beyond that. An answer never has anything of another tenant: a call looks up nothing but its own key.
 """
 
 import functools
@@ -41,14 +41,14 @@ ENDPOINTS = (
     "/v1/moderations",
     MESSAGES,
 )
-# The deployment's own time-out ends a call; this only has to lie behind it.
+# Only has to be later than the deployment's own timeout, which ends a call.
 DEADLINE_MS = 7 * 86_400_000
 TENANTS_MAX = 4_096
 
 
 class GatewayRoutes:
     def __init__(self, context: WebContext, background: BackgroundRoutes) -> None:
-        """`background` takes the responses that run in the background."""
+        """`background` accepts the responses that run in the background."""
         self._context = context
         self._background = background
         self._limits = context.settings.limits
@@ -63,14 +63,14 @@ class GatewayRoutes:
         return [Guarded("POST", endpoint, SCOPE, functools.partial(self.call, endpoint)) for endpoint in ENDPOINTS]
 
     async def call(self, endpoint: str, request: Request, caller: Caller) -> Response:
-        """Read one call and answer it. `endpoint` is that of the route, which is also the upstream's path."""
+        """Read one call and answer it. `endpoint` is the path of the route, and also of the upstream call."""
         wish = await interactive_request_of(
             request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max
         )
         return await self.answer(endpoint, request, wish, caller)
 
     async def answer(self, endpoint: str, request: Request, wish: InteractiveRequest, caller: Caller) -> Response:
-        """Answer a call whose body was read already."""
+        """Answer a call whose body is already read."""
         self._check_model(wish, caller)
         await self._check_fields(wish)
         if wish.is_background:
@@ -110,15 +110,15 @@ class GatewayRoutes:
             wish.is_stream,
             self._gateway.flex_wait_s if wish.is_flex else 0.0,
             on_usage,
-            # Without keys there is one tenant, and no other to leave slots to.
+            # Without keys there is only one tenant, so slots need no sharing.
             caller.tenant_id if caller.key_id is not None else "",
         )
         opened = functools.partial(router.open, call, traffic)
         return ProxyResponse(opened, dialect, clock, wish.model, request_id, judged, held)
 
     def _bounds(self, tenant: str, caller: Caller) -> tuple[tuple[Budget, ...], tuple[tuple[str, int], ...]]:
-        """Return the budgets that bind a call of this caller, and how many calls may be open at once, by the name that is counted; both
-        with the key's own."""
+        """Return the budgets that bind a caller's calls, and the most open calls for each name that is counted; both
+        include those of the key."""
         if not (self._tenants.bind_calls or caller.limits or caller.parallel_max):
             return (), ()
         policy = self._tenants.of(tenant)
@@ -158,14 +158,14 @@ class GatewayRoutes:
         raise ApiProblem(404, "model_not_found", message, param="model")
 
     async def _check_fields(self, wish: InteractiveRequest) -> None:
-        """Refuse what the caller may not ask for. What a hook adds afterwards is the operator's own."""
+        """Refuse fields that the caller may not set. Hooks run later, and may add them."""
         if wish.is_plain:
             return
         if (fault := await look_closely(wish.body, rules_for(self._fields_of, wish.model))) is not None:
             raise ApiProblem(400, fault.code, fault.message, param=fault.param or None)
 
     async def _tenant(self, caller: Caller) -> str:
-        """The organization's name, by which settings speak of it."""
+        """Return the organization's name, which settings use."""
         name = self._names.get(caller.tenant_id)
         if name is None:
             name = await self._context.store.tenant_name(caller.tenant_id) or ""

@@ -1,7 +1,7 @@
-"""Hooks and guardrails at the interactive door: what they say becomes another body, or a refusal in words for the caller.
+"""Runs hooks and guardrails on interactive calls: their verdict is another body, or a refusal for the caller.
 
-Requests are judged always, whole answers too. A stream is passed on as it comes, so where an answer must be judged a call that asks for one
-is refused, unless the operator wrote that this rule lets streams pass, or that they are held back until they are whole and judged.
+Requests and whole answers are always judged. A stream is passed on as it comes, so a call that asks for one is refused
+if its answer must be judged, unless the rule lets streams pass or holds them back until they are whole and judged.
 """
 
 import math
@@ -20,7 +20,7 @@ from tidegate.web.gateway.proxy_response import read_rest
 
 
 async def guarded_wish(guard: Guard, about: About, wish: InteractiveRequest) -> InteractiveRequest:
-    """The wish as it may be sent."""
+    """Return the request as the rules let it be sent."""
     if wish.is_stream and guard.refuses_streams:
         raise ApiProblem(
             400,
@@ -32,12 +32,12 @@ async def guarded_wish(guard: Guard, about: About, wish: InteractiveRequest) -> 
 
 
 async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:
-    """A whole answer as it may be handed on."""
+    """Return a whole answer as the rules let it be passed on."""
     return _passed(await guard.after(body, lambda: about), about.endpoint)
 
 
 async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse, dialect: Dialect) -> bytes:
-    """All of a stream as it may be handed on: its own bytes, or, where a rule changed the answer, one that says what is left of it."""
+    """Return a whole stream as the rules let it be passed on: its own bytes, or a new stream of an answer that a rule changed."""
     endpoint = dialect.endpoint
     whole = WholeAnswer(endpoint, response.bytes_max)
     try:
@@ -56,7 +56,7 @@ async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse,
 
 
 async def _collected(response: UpstreamResponse, translator: Translator | None, whole: WholeAnswer) -> bytes:
-    """Return the stream as its client would get it, up to its end; `whole` was fed all of it."""
+    """Return the whole stream as the client would get it, and feed all of it to `whole`."""
     chunks = []
     size = 0
     while chunk := await response.read():

@@ -1,4 +1,4 @@
-"""What an interactive call asks for, read from its body and checked; the body itself stays the caller's bytes."""
+"""Reads and checks an interactive call's body; the body itself stays the caller's bytes."""
 
 import asyncio
 import json
@@ -16,16 +16,16 @@ from tidegate.web.gateway.dialects import RESPONSES
 from tidegate.web.http.intake import Intake
 
 FLEX = "flex"
-# The tiers of OpenAI's clients. In the background all of them are served alike, and the answer says how.
+# The tiers of OpenAI's clients. In the background all are served alike, and the answer names the tier that served.
 TIERS = ("auto", "default", FLEX, "priority", "scale")
 READ_HERE_BYTES_MAX = 1 << 20
 
-# Two readers could take such a body for two different requests, and one of them decides whose money is spent.
+# Fields that may occur only once: readers differ in which one counts, and here it decides which call is paid for.
 INTERACTIVE_AFTER = "interactive_after_seconds"
 INTERACTIVE_AFTER_S_MAX = 86_400
 _READ_ONCE = ("model", "stream", "service_tier", "background", INTERACTIVE_AFTER)
 _QUOTED = tuple(f'"{name}"'.encode() for name in _READ_ONCE)
-# Honest clients do not escape plain letters; a body that hides a name this way is read slowly.
+# Honest clients do not escape plain letters; a body with such an escape may hide a name, and is read with care.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
@@ -37,8 +37,8 @@ class _InteractiveBody(msgspec.Struct):
 
 
 class InteractiveRequest(NamedTuple):
-    """What an interactive call asks for. `is_plain`: its body holds no field that its caller may not set. `is_background`: it is to be
-    run as a job, and like an interactive call once it has waited for `interactive_after_s`."""
+    """An interactive call's request. `is_plain` is set if the body has no field that its caller may not set.
+    `is_background` is set if it runs as a job; after `interactive_after_s` it is sent like an interactive call."""
 
     model: str
     is_stream: bool
@@ -56,7 +56,7 @@ _Seconds = Annotated[int, msgspec.Meta(ge=0, le=INTERACTIVE_AFTER_S_MAX)]
 
 
 async def interactive_request_of(request: Request, endpoint: str, bytes_max: int, depth_max: int) -> InteractiveRequest:
-    """Return what this request asks for; a 4xx ApiProblem says what is wrong with it."""
+    """Read and check this request; raise a 4xx ApiProblem that names what is wrong."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiProblem(
@@ -68,7 +68,7 @@ async def interactive_request_of(request: Request, endpoint: str, bytes_max: int
     intake: Intake = request.scope["tidegate.intake"]
     body = await intake.whole(bytes_max)
     if len(body) > READ_HERE_BYTES_MAX:
-        # Other calls do not wait while a large body is looked through.
+        # In a thread, so that other calls do not wait while a large body is read.
         return await asyncio.to_thread(read_interactive_request, body, endpoint, depth_max)
     return read_interactive_request(body, endpoint, depth_max)
 
@@ -113,7 +113,7 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
 
 
 def _is_background(value: object, endpoint: str) -> bool:
-    """Only responses can be asked for in the background; elsewhere the field is the model server's."""
+    """Return whether a response is to run in the background. Elsewhere the field belongs to the model server."""
     if endpoint != RESPONSES or value is None:
         return False
     if not isinstance(value, bool):
@@ -122,7 +122,7 @@ def _is_background(value: object, endpoint: str) -> bool:
 
 
 def _interactive_after_s(body: bytes, *, is_background: bool) -> int | None:
-    """Return how long a background response waits before it goes like an interactive call; None: it never does."""
+    """Return after how long a background response is sent like an interactive call; None for never."""
     given = _members(body).get(INTERACTIVE_AFTER)
     if given is None or bytes(given).strip() == b"null":
         return None
@@ -138,7 +138,7 @@ def _interactive_after_s(body: bytes, *, is_background: bool) -> int | None:
 
 def _check_background(body: bytes, tier: object, *, is_stream: bool) -> None:
     if tier is not None and tier not in TIERS:
-        # It is not passed on, so no model server would say so.
+        # The field is not passed on, so no model server would refuse it.
         message = f"`service_tier` must be one of {', '.join(TIERS)}; in the background it may also be left out."
         raise ApiProblem(400, "invalid_parameter", message, param="service_tier")
     if is_stream:
@@ -152,7 +152,7 @@ def _check_background(body: bytes, tier: object, *, is_stream: bool) -> None:
 
 
 def _without(body: bytes, names: tuple[str, ...]) -> bytes:
-    """The same request without members that are ours to keep; every other value stays the bytes that it was."""
+    """Return the request without these members; the bytes of all other values stay."""
     members = _members(body)
     for name in names:
         members.pop(name, None)
@@ -183,7 +183,8 @@ def _mismatch(read: str) -> ApiProblem:
 
 
 def _too_many(body: bytes) -> ApiProblem:
-    """Return why a body of countless values is refused. It is read to its end, and nothing is made of it."""
+    """Return the refusal of a body with too many values. The body is parsed to its end, so that invalid JSON is
+    reported as such."""
     if not body.lstrip().startswith(b"{"):
         return _mismatch("")
     try:

@@ -1,10 +1,11 @@
-"""An interactive answer on its way to its client: byte for byte as it comes, as fast as the client takes it, and no longer than it stays.
+"""Passes an interactive answer to its client: unchanged, as fast as the client reads, and only while the client is connected.
 
-In events, the characters that some clients take for the end of a line are escaped.
+In events, characters that some clients take for a line end are escaped.
 
-A client that leaves ends the call upstream within a moment, before the first byte or after it. What fails before the first byte becomes an
-answer of its own; after it, an event of the client's protocol says that the stream breaks off. `judged` changes or refuses a
-whole answer, and `held`, where there is one, keeps a stream back until it is whole and judged. It chooses nothing and bills nothing.
+When a client disconnects, its upstream call ends within a moment. An error before the first byte becomes an error
+response; after it, an event of the client's protocol reports that the stream breaks off. `judged` changes or refuses a
+whole answer. `held`, if set, keeps a stream back until it is whole and judged. This module does not choose deployments
+and does not count usage.
 """
 
 import asyncio
@@ -30,21 +31,21 @@ log = structlog.get_logger()
 
 LEFT_OUT_CHARS_MAX = 1_024
 REST_S = 0.25
-# Whether a client is still there is looked at only after so long: most quick answers are out by then, and the look costs as much as one.
+# The watch for a disconnect starts this late: most quick answers are out by then, and a watch costs as much as one of them.
 WATCH_AFTER_S = 0.1
 EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
 class ClientStalled(Exception):
-    """The client took nothing of its answer for too long."""
+    """The client read nothing of its answer for too long."""
 
 
 class StreamCut(Exception):
-    """The upstream's stream broke in the middle of an event, and so does the client's."""
+    """The upstream's stream broke in the middle of an event, so the client's stream breaks there too."""
 
 
 class ProxyResponse(Response):
-    """Opens the call when it is answered, so that one task, and one look-out for the client's leaving, cover it all."""
+    """Opens the call only when it is answered, so that one task and one watch for a disconnect cover all of it."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ProxyResponse(Response):
         self._held = held
         self._has_left = False
         self._watching: asyncio.Task[None] | None = None
-        # What of a stream the client has: anything, and whole events only.
+        # Whether the client has any of the answer, and whether all that it has of a stream is whole events.
         self._is_begun = False
         self._is_between_events = False
 
@@ -127,7 +128,7 @@ class ProxyResponse(Response):
             await refusal(scope, receive, send)
 
     def _refusal(self, error: UpstreamError) -> Response | None:
-        """Return the engine's own words, in the door's shape; None when there are none."""
+        """Return the engine's own refusal in the door's shape; None if there is none for the client."""
         body = own_words(error)
         if body is None:
             return None
@@ -137,7 +138,7 @@ class ProxyResponse(Response):
         return Response(refusal, error.status, headers, "application/json")
 
     async def _end_for_key(self, send: Send) -> None:
-        """End the answer because the caller's key stopped working, with an error as far as the client can still get one."""
+        """End the answer because the caller's key stopped working, with an error if the client can still get one."""
         problem = key_refusal()
         if not self._is_begun:
             raise problem
@@ -150,14 +151,14 @@ class ProxyResponse(Response):
         self._watching = asyncio.create_task(self._watch(receive, task))
 
     async def _watch(self, receive: Receive, task: "asyncio.Task[None]") -> None:
-        """The client's body is read: what comes next is its leaving."""
+        """Wait for the client's disconnect. Its body is already read, so nothing else can come."""
         while (await receive())["type"] != "http.disconnect":
             continue
         self._has_left = True
         task.cancel()
 
     def _left_out(self) -> list[tuple[bytes, bytes]]:
-        """Return the header that names the hints which the engine did not get, where there are any."""
+        """Return the header that names the hints that the engine did not get; empty if it got all."""
         if not self._dialect.left_out:
             return []
         shown = ",".join(self._dialect.left_out)[:LEFT_OUT_CHARS_MAX].encode("ascii", "replace")
@@ -206,7 +207,7 @@ class ProxyResponse(Response):
         except UpstreamError as error:
             log.warning("stream_interrupted", request_id=self._request_id, model=self._model, why=error.message)
             if not self._is_between_events:
-                # In the middle of an event no other event can be sent: only a broken connection shows that it is not whole.
+                # In the middle of an event no error event can be sent: only a broken connection shows that the rest is missing.
                 raise StreamCut from None
             event = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
             await send(body_part(event, more=False))
@@ -222,7 +223,8 @@ class ProxyResponse(Response):
 
 
 async def read_rest(response: UpstreamResponse) -> None:
-    """Read what comes after the last event, and drop it. A stream that is read to its end leaves its connection to other calls."""
+    """Read and drop what comes after the last event. Only a stream that is read to its end leaves its connection to
+    other calls."""
     try:
         async with asyncio.timeout(REST_S):
             await response.read()

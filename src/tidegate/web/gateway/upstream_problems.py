@@ -1,4 +1,4 @@
-"""What a client hears of a call that came to nothing: the engine's own words where it refused, ours elsewhere, without any address."""
+"""Tells clients why a call failed: with the engine's own words if it refused, else with ours, and never with an address."""
 
 import math
 
@@ -20,14 +20,14 @@ from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED
 
 # OpenAI's sentence for an account without money.
 NO_MONEY = "You exceeded your current quota, please check your plan and billing details."
-# What these say is true of the gateway too: it cannot answer now. Any other 5xx is a 502 where the server does not say why.
+# Statuses that fit the gateway too: it cannot answer now. Any other 5xx becomes a 502 if the server does not explain it.
 PASSED_ON = (503, 504, 529)
 
 
 def own_words(error: UpstreamError) -> bytes | None:
-    """The body that the engine sent with a 4xx or 5xx of its own; None when there is none that is the client's to read.
+    """Return the body of the engine's 4xx or 5xx; None if there is none that the client may read.
 
-    The body of a 5xx is often the page of a proxy, with addresses in it, so it must be an error object.
+    The body of a 5xx is often a proxy's page with addresses in it, so it must be an error object.
     """
     if not error.body:
         return None
@@ -37,7 +37,7 @@ def own_words(error: UpstreamError) -> bytes | None:
 
 
 def retry_after(error: UpstreamError) -> int | None:
-    """Whole seconds."""
+    """Return the whole seconds until a retry; None if they are not known."""
     return None if error.retry_after_ms is None else max(1, math.ceil(error.retry_after_ms / 1000))
 
 

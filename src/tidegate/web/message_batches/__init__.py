@@ -1,1 +1,1 @@
-"""Anthropic's Message Batches API over our jobs."""
+"""Anthropic's Message Batches API, made of jobs."""

@@ -1,4 +1,4 @@
-"""Anthropic's Message Batches, as a door."""
+"""The front door of Anthropic's Message Batches."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""The requests of a create as lines of an input file: `{"requests": [{"custom_id": …, "params": {…}}, …]}`.
+"""Writes the requests of a create as lines of an input file: `{"requests": [{"custom_id": …, "params": {…}}, …]}`.
 
-What is wrong with the list, or with a request's frame, refuses the whole body; what is wrong inside `params` is found by ingest and fails
-that request alone.
+A fault in the list or in a request's frame refuses the whole body. A fault inside `params` is found by ingest and fails
+only that request.
 """
 
 import re
@@ -14,7 +14,7 @@ from tidegate.core.wording import in_words
 from tidegate.web.jobs.inline_list import InlineList, bad, invalid
 
 CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
-# What a line adds to the bytes of its request, at most.
+# The most bytes that a line adds to its request.
 FRAME_BYTES = 128
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
@@ -28,7 +28,7 @@ _decode = msgspec.json.Decoder(InlineRequest).decode
 
 
 class InlineRequests:
-    """Feed it the body; it yields the lines of the requests that are whole."""
+    """Parses the body of a create and yields the lines of its whole requests."""
 
     def __init__(self, endpoint: str, count_max: int, request_bytes_max: int) -> None:
         self._url = endpoint.encode()
@@ -41,7 +41,7 @@ class InlineRequests:
         return self._list.count
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next bytes of the body; yields the lines that they complete."""
+        """Parse the next bytes of the body; yield the lines that they complete."""
         return map(self._line, self._list.feed(data))
 
     def finish(self) -> None:
@@ -49,7 +49,7 @@ class InlineRequests:
         self._list.finish()
 
     def _line(self, text: bytes) -> bytes:
-        """The input line of one request; its parameters are the caller's own bytes, on one line."""
+        """Return the input line of one request. Its parameters are the caller's bytes on one line."""
         if self.count >= self._count_max:
             raise bad(
                 "requests",

@@ -1,6 +1,6 @@
-"""The results of a message batch: the lines of our result files in Anthropic's shape, a piece at a time.
+"""Writes the results of a message batch: the lines of the result files in Anthropic's shape, piece by piece.
 
-A job that ended before it was ingested has no result files: its results are read off its input.
+A job that ended before ingest has no result files: its results are derived from its input.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -20,7 +20,7 @@ from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, StoredLines, is_whole
 
 _PIECE_BYTES = 32_768
 _BAD_REQUEST, _NOT_FOUND, _OURS = 400, 404, 500
-# Codes of requests that got no answer through no fault of their own.
+# Codes of requests without an answer that are not at fault themselves.
 _OURS_CODES = (
     "result_unreadable",
     "internal_error",
@@ -53,7 +53,7 @@ _decode = msgspec.json.Decoder(_StoredLine).decode
 
 
 async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes, None]:
-    """Every result of a job that ended, in pieces of whole lines."""
+    """Yield every result of an ended job, in pieces of whole lines."""
     if job.work_blob_id is None:
         parts: list[tuple[str | None, Callable[[bytes], bytes]]] = [(job.input_file_id, _unrun_by(job))]
     else:
@@ -64,7 +64,7 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
         if file is not None:
             files.append((file, convert))
         elif file_id is not None and job.work_blob_id is not None:
-            # Before the first byte: half of the results would look like all of them.
+            # Refuse before the first byte: a part of the results would look like all of them.
             message = "The results of this message batch are not kept any more. Read results while they are kept."
             raise ApiProblem(404, "file_not_found", message)
     for file, convert in files:
@@ -80,7 +80,7 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
 
 
 async def _lines_of(store: Store, blobs: Blobs, job: Job, file: File) -> AsyncGenerator[bytes, None]:
-    """The lines of an input or a result file. In place of a damaged result stands one that says so."""
+    """Yield the lines of an input or a result file. A damaged result is replaced by one that reports the damage."""
     async with aclosing(file_bytes(store, blobs, file.id, 0, file.size_bytes)) as stream:
         if file.id not in (job.output_file_id, job.error_file_id):
             async for text in _lines(stream):
@@ -93,12 +93,12 @@ async def _lines_of(store: Store, blobs: Blobs, job: Job, file: File) -> AsyncGe
 
 
 def _unreadable(line: OutcomeLine) -> bytes:
-    """The line of a result that cannot be read. One that lost its custom_id has none: it is of a request that has no other result."""
+    """Return the line for a result that cannot be read. If it lost its custom_id, that is empty."""
     return msgspec.json.encode({"custom_id": line.custom_id or "", "error": line.error})
 
 
 def result_of(line: bytes) -> bytes:
-    """A line of ours as a line of Anthropic's. An answer is passed on as the bytes that it is."""
+    """Return a result line in Anthropic's shape. The bytes of an answer stay."""
     stored = _decode(line)
     if stored.response is None:
         error = stored.error or _StoredError("internal_error", "This request has no result.")
@@ -112,7 +112,7 @@ def result_of(line: bytes) -> bytes:
 
 
 def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
-    """Return what writes the result of each request of a job that ended before it began."""
+    """Return a function that writes the result of each request of a job that ended before it began."""
     if job.state is JobState.FAILED:
         why = job.errors[0].message if job.errors else "The batch failed before it began."
         result = _errored(_OURS, _error_body(_StoredError("batch_failed", why)), None)
@@ -122,7 +122,7 @@ def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
 
 
 def _custom_id_of(line: bytes) -> bytes:
-    """The custom_id in a line of the input, as JSON, also where the rest of it is damaged."""
+    """Return the custom_id in a line of the input, as JSON, even if the rest of the line is damaged."""
     return bytes(_decode(line).custom_id) if is_whole(line) else msgspec.json.encode(salvaged_custom_id(line) or "")
 
 
@@ -136,14 +136,14 @@ def _error_body(error: _StoredError) -> bytes:
 
 
 def _status_of(code: str) -> int:
-    """The HTTP status that a request would have been refused with for this reason."""
+    """Return the HTTP status with which a request would have been refused for this reason."""
     if code == "model_not_found":
         return _NOT_FOUND
     return _OURS if code.startswith(_OURS_CODES) else _BAD_REQUEST
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Whole lines of a file; one that is empty says nothing."""
+    """Yield the lines of a file that are not empty."""
     held: list[bytes] = []
     async for piece in pieces:
         *whole, last = piece.split(b"\n")

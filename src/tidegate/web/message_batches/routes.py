@@ -1,6 +1,7 @@
-"""Anthropic's Message Batches over our jobs: inline requests become an input file, and from there on the job is one like any other.
+"""Anthropic's Message Batches, made of jobs: inline requests become an input file, and from there on the job is like any other.
 
-`msgbatch_X` here is `batch_X` at OpenAI's door. Only jobs for /v1/messages are seen here: the results of others have another shape.
+`msgbatch_X` here is `batch_X` at OpenAI's door. This door shows only jobs for /v1/messages, because the results of
+others have another shape.
 """
 
 import contextlib
@@ -65,7 +66,7 @@ class MessageBatchRoutes:
         key = requests.idempotency_key(request)
         requests.refuse_unknown(request.query_params, ("beta",))
         requests.require_json(request)
-        # No caller's key has a space in it, so none of an upload of the caller's own is this one.
+        # It has a space, so no key of the caller's own uploads can be equal.
         file_key = f"{key} {FILENAME}" if key else None
         async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
             async with self._slots.taken(caller.tenant_id), self._received(request) as upload:
@@ -96,7 +97,7 @@ class MessageBatchRoutes:
         )
         if found is None:
             raise _bad_cursor("after_id" if after else "before_id")
-        # The one too many is the farthest from where the page began.
+        # One too many was read: it is the one farthest from the cursor.
         shown = found[-count:] if before is not None else found[:count]
         base = self._base(request)
         data = [schemas.message_batch(job, await self._total(job), base) for job in shown]
@@ -124,7 +125,7 @@ class MessageBatchRoutes:
         job = await self._job(request, caller)
         _require_ended(job)
         await self._reception.replayed(lambda: self._store.forget_job(job.id))
-        # Another batch that was made of the same file, such as a retry, keeps it.
+        # The file stays if another batch, such as a retry, uses it.
         await self._reception.take_back_file(caller.tenant_id, job.input_file_id, None)
         return json_answer(schemas.MessageBatchDeleted(schemas.public_id(job.id), "message_batch_deleted"))
 
@@ -135,7 +136,7 @@ class MessageBatchRoutes:
         if request.method == "HEAD":
             return Response(None, 200, headers, MEDIA_TYPE)
         stream = results(self._store, self._blobs, job)
-        # The first piece is fetched before the head goes out, so that storage that is away is still a 503.
+        # Fetch the first piece before the head goes out, so that unreachable storage is still a 503.
         first = await anext(stream, b"")
         return content.Download(first, stream, 200, headers, MEDIA_TYPE)
 
@@ -148,7 +149,7 @@ class MessageBatchRoutes:
         return job
 
     async def _total(self, job: Job) -> int:
-        """How many requests a job has; until it is ingested only its input knows."""
+        """Return the number of a job's requests; before ingest, the lines of its input."""
         if job.work_blob_id is not None:
             return job.item_count
         file = await self._store.get_file(job.tenant_id, job.input_file_id)
@@ -170,7 +171,7 @@ class MessageBatchRoutes:
 
     @contextlib.asynccontextmanager
     async def _received(self, request: Request) -> AsyncIterator[Upload]:
-        """The requests as the lines of an upload, all of them in; thrown away unless what is done with it succeeds."""
+        """Receive all requests as the lines of an upload. The upload is thrown away if the block fails."""
         intake: Intake = request.scope["tidegate.intake"]
         limits = self._limits
         count_max = limits.message_batch_items_max
@@ -193,7 +194,7 @@ class MessageBatchRoutes:
 
 
 def _item_betas(request: Request) -> str:
-    """The betas that the requests of a batch are sent with: all but that of this API itself."""
+    """Return the betas for the requests of a batch: all but that of this API itself."""
     named = (one.strip() for one in requests.anthropic_betas(request).split(","))
     return ",".join(one for one in named if one and not one.startswith("message-batches-"))
 
@@ -209,7 +210,7 @@ def _require_ended(job: Job) -> None:
 
 
 def _not_cancellable(problem: ApiProblem) -> ApiProblem:
-    """The same refusal in the words of this API."""
+    """Return this refusal in the words of this API."""
     return ApiProblem(
         problem.status,
         problem.code,

@@ -1,4 +1,4 @@
-"""The shapes of Anthropic's Message Batches API, and how our jobs look in them."""
+"""The structs of Anthropic's Message Batches API, and how jobs are written in them."""
 
 from datetime import UTC, datetime
 
@@ -46,18 +46,18 @@ class MessageBatchDeleted(msgspec.Struct):
 
 
 def public_id(job_id: str) -> str:
-    """The id of a job at this door."""
+    """Return the id of a job at this door."""
     return PREFIX + job_id.removeprefix(_JOB_PREFIX)
 
 
 def job_id_of(sent: str) -> str | None:
-    """The job that an id of this door names; None for what cannot be one."""
+    """Return the job's id for an id of this door; None for an id that cannot exist."""
     job_id = _JOB_PREFIX + sent.removeprefix(PREFIX)
     return job_id if sent.startswith(PREFIX) and ids.is_valid("batch", job_id) else None
 
 
 def message_batch(job: Job, total: int, base: str) -> MessageBatch:
-    """A job as Anthropic shows it. `total` is how many requests it has, and `base` where its caller reaches us."""
+    """Return a job in Anthropic's shape. `total` is the number of its requests, and `base` the URL that its caller uses."""
     has_ended = job.state in JOB_ENDED
     batch_id = public_id(job.id)
     return MessageBatch(
@@ -81,7 +81,9 @@ def _status(job: Job) -> str:
 
 
 def _counts(job: Job, total: int) -> MessageBatchCounts:
-    """Everything is processing until the end. A job that ended before it began ran none of its requests, all for one reason."""
+    """Return the counts of a job's requests. Until the end all are processing.
+
+    If a job ended before it began, none of its requests ran, all for the same reason."""
     if job.state not in JOB_ENDED:
         return MessageBatchCounts(total, 0, 0, 0, 0)
     rest = total - job.done_count

@@ -1,4 +1,4 @@
-"""OpenAI's Batches API over our jobs, and the output of a job while it grows."""
+"""OpenAI's Batches API, made of jobs, and the output of a job while it grows."""
 
 from collections.abc import Awaitable, Callable
 
@@ -173,7 +173,7 @@ class BatchRoutes:
     async def _control(
         self, request: Request, caller: Caller, verb: Callable[[str, str], Awaitable[Job | None]]
     ) -> Response:
-        """Do something to a running batch, and ring for those who should know at once."""
+        """Change a job, and notify those who watch it."""
         job_id = self._job_id(request)
         job = await self._reception.replayed(lambda: verb(caller.tenant_id, job_id))
         if job is None:
@@ -190,9 +190,9 @@ class BatchRoutes:
         return await self._growing(request, job, job.error_file_id, job.error_bytes, "error")
 
     async def _growing(self, request: Request, job: Job, file_id: str | None, size_bytes: int, name: str) -> Response:
-        """What is finished so far. A byte that was shown once stays at its place, so a reader goes on where it stopped.
+        """Return what is finished so far. Bytes that were shown keep their place, so a reader can go on where it stopped.
 
-        A job that was asked for in input order is rewritten at its end, so until then it shows nothing."""
+        An ordered job is rewritten at its end, so until then it shows nothing."""
         is_final = job.state in JOB_ENDED
         if is_final and file_id is not None and await self._store.get_file(job.tenant_id, file_id) is None:
             raise no_such_file(file_id, "batch_id")

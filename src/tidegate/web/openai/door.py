@@ -1,4 +1,4 @@
-"""OpenAI's Files, Uploads and Batches, as a door."""
+"""The front door of OpenAI's Files, Uploads and Batches."""
 
 from typing import TYPE_CHECKING
 

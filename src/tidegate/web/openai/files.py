@@ -1,4 +1,4 @@
-"""OpenAI's Files API over our files."""
+"""OpenAI's Files API."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -94,14 +94,14 @@ class FileRoutes:
         return json_answer(schemas.FileDeleted(file_id, "file", deleted=True))
 
     async def content(self, request: Request, caller: Caller) -> Response:
-        """Answer with a file's bytes, or with what a running batch has written to it so far."""
+        """Send a file's bytes, or what a running batch has written to it so far."""
         lines = requests.offset(request.query_params)
         file = await self._file(request, caller, may_grow=True)
         results = await self._results(caller, file)
         headers = {"Content-Disposition": attachment(file.filename)}
         size_bytes, from_at = file.size_bytes, 0
         if file.state is FileState.READY:
-            # The bytes under an id never change, so the id itself tells whether two answers are alike.
+            # The bytes under an id never change, so the id can be the ETag.
             headers["ETag"] = f'"{file.id}"'
         if results is not None:
             size_bytes = results.size_bytes
@@ -125,12 +125,12 @@ class FileRoutes:
         return file
 
     async def _results(self, caller: Caller, file: File) -> ResultProgress | None:
-        """Return how far a job has come with one of its two result files; None for any other file."""
+        """Return the progress of a job in one of its two result files; None for any other file."""
         job = await self._store.get_job(caller.tenant_id, file.job_id) if file.job_id else None
         if job is None:
             return None
         if file.state is FileState.GROWING and job.ordered:
-            # It is written once more in the order of the input: no place in it stays.
+            # The file is rewritten in the order of the input at the end, so no place in it is final.
             raise no_such_file(file.id)
         return result_progress(job, file.id)
 

@@ -1,4 +1,4 @@
-"""Items of a batch: pages of what became of its requests, and one request with its response."""
+"""Items of a batch: pages of their outcomes, and one request with its response."""
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -56,7 +56,7 @@ class ItemRoutes:
 
 
 def item_filter(query: QueryParams, others: tuple[str, ...]) -> ItemFilter:
-    """Return which items a list is asked for. `others` are the list's own parameters."""
+    """Return the filter of a list's query. `others` are the list's own parameters."""
     requests.refuse_unknown(query, ("outcome", "code", *others))
     code = requests.one(query, "code")
     if code is not None and not 1 <= len(code) <= CODE_CHARS_MAX:

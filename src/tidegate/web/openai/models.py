@@ -1,9 +1,11 @@
-"""The models that callers may name, as OpenAI or Anthropic list them: those that the operator named, and what deployments say of them.
+"""Lists the models that callers may name, in OpenAI's or Anthropic's shape: those that the operator named, and those
+that deployments list.
 
-A name that the operator gave is listed whatever its deployments say, for a server that is away or under another version comes back; what
-they say of it (since when, whose, how long a context) is listed too. A deployment without names adds those that it says it serves, and is
-asked for one that it does not list. All are asked through the control client, side by side, not often and never waited for long: one that
-was silent is not waited for again until it has answered. What a key may not use is not shown to it.
+A name that the operator gave is always listed, because a server that does not list it now may do so again. The list
+adds what deployments report of it: its age, owner and context length. A deployment without names adds those that it
+lists, and is asked for a name that it does not list. Deployments are asked through the control client, side by side,
+seldom, and are never waited for long: one that was silent is not waited for until it has answered again. A key sees
+only the models that it may use.
 """
 
 import asyncio
@@ -28,16 +30,16 @@ from tidegate.web.requests import requests
 
 WAIT_S = 1.0
 ASK_TIMEOUT_S = 2.0
-# The control client has a few connections, and those who ask whether a server is back must find one free.
+# The control client has few connections, and probes must find one free.
 ASKED_AT_ONCE_MAX = 4
 MODELS_MAX = 1_000
 SCOPE = "batches:read or inference"
 UNLISTED = Listed()
-# The list always comes whole. Anthropic's clients page through it, and OpenAI's Codex says its version.
+# Known but ignored: the list is always whole. Anthropic's clients page through it, and OpenAI's Codex sends its version.
 ANTHROPIC_LIST = ("after_id", "before_id", "beta", "limit")
 OPENAI_LIST = ("client_version",)
 
-# A deployment at an address: the list of another server under the same name does not count.
+# A deployment's name and address: the list of another server under the same name does not count.
 Place = tuple[str, str]
 
 
@@ -83,7 +85,7 @@ class ModelRoutes:
         return json_answer(shown(name, found[name]))
 
     async def _is_taken(self, name: str, caller: Caller) -> bool:
-        """Whether a server that was given no names takes this one, though it does not list it."""
+        """Return whether a server without configured names takes this name, although it does not list it."""
         if not (_is_name(name) and allows(caller.models, caller.resources, name, self._model_of)):
             return False
         async with self._places:
@@ -100,7 +102,7 @@ class ModelRoutes:
         )
 
     async def _found(self, caller: Caller) -> dict[str, Listed]:
-        """Every name that this caller may use, and what is known of it."""
+        """Return every name that this caller may use, with what is known of it."""
         status = self._router.status()
         await self._ask_if_due(status)
         names = set(self._router.names())
@@ -123,7 +125,7 @@ class ModelRoutes:
             self._asked_at_ms.pop(gone)
             self._listed.pop(gone, None)
             self._silent.discard(gone)
-        # Those that answered last time go first.
+        # Servers that answered last time go first.
         for place in sorted(places, key=lambda place: place in self._silent):
             asked_at_ms = self._asked_at_ms.get(place)
             if place not in self._asking and (asked_at_ms is None or now_ms - asked_at_ms >= self._believed_ms):
@@ -139,7 +141,7 @@ class ModelRoutes:
             async with self._places:
                 probe = await self._router.probe(place[0], ASK_TIMEOUT_S)
         except KeyError:
-            # It was taken away meanwhile.
+            # The deployment was removed meanwhile.
             return
         finally:
             del self._asking[place]
@@ -159,5 +161,5 @@ def _is_name(name: str) -> bool:
 
 
 def _is_anthropic(request: Request) -> bool:
-    """Anthropic's clients say which version of its API they speak, with every call."""
+    """Return whether an Anthropic client sent this: it sends its API's version with every call."""
     return "anthropic-version" in request.headers

@@ -1,4 +1,4 @@
-"""The two result files of a job while it writes to them, for clients that read a growing file by lines."""
+"""The progress of a job's two result files, for clients that read a growing file by lines."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from tidegate.core.states import JOB_ENDED
 
 
 class ResultProgress(msgspec.Struct, frozen=True):
-    """What a job has written to one of its result files: both figures are of one moment."""
+    """What a job has written to one of its result files; both figures are of the same moment."""
 
     job_id: str
     is_output: bool
@@ -17,7 +17,7 @@ class ResultProgress(msgspec.Struct, frozen=True):
 
 
 def result_progress(job: Job, file_id: str) -> ResultProgress | None:
-    """Return how far a job has come with a file of its; None for a file that is neither its output nor its errors."""
+    """Return the progress of a job in one of its result files; None for any other file."""
     grows = job.state not in JOB_ENDED
     if file_id == job.output_file_id:
         return ResultProgress(job.id, True, job.output_bytes, job.answered_count, grows)

@@ -1,4 +1,5 @@
-"""The shapes of OpenAI's Files, Uploads and Batches APIs, and how our nouns look in them. Here, and only here, a job is called a batch."""
+"""The structs of OpenAI's Files, Uploads and Batches APIs, and how nouns are written in them. Only here a job is called
+a batch."""
 
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ class FileDeleted(msgspec.Struct):
 
 
 class UploadObject(msgspec.Struct):
-    """A file that comes in parts; `file` is what it became."""
+    """A file that is uploaded in parts. `file` is the finished file."""
 
     id: str
     object: str
@@ -76,7 +77,7 @@ class BatchErrors(msgspec.Struct):
 
 
 class RequestCounts(msgspec.Struct):
-    """`failed` counts every line of the error file, `cancelled` those among them that never ran because of a cancel."""
+    """`failed` counts every line of the error file; `cancelled` counts those of them that never ran because of a cancel."""
 
     total: int
     completed: int
@@ -116,7 +117,7 @@ class BatchMaxErrors(msgspec.Struct):
 
 
 class BatchAnswers(msgspec.Struct):
-    """What answers must fit: a JSON schema, or "response_format" where each request says it."""
+    """The schema that answers must fit: a JSON schema, or "response_format" for the schema of each request."""
 
     schema: msgspec.Raw
     tries_max: int
@@ -125,7 +126,7 @@ class BatchAnswers(msgspec.Struct):
 
 
 class BatchRetry(msgspec.Struct):
-    """What a batch says of retries; null is as the operator has it."""
+    """A batch's own rules for retries; null stands for the operator's rule."""
 
     attempts_max: int | None
     backoff_ms: int | None
@@ -134,7 +135,7 @@ class BatchRetry(msgspec.Struct):
 
 
 class CanaryForecast(msgspec.Struct):
-    """What the whole batch will take if the rest of it is like what is done."""
+    """The forecast for the whole batch, if the rest of it is like what is done."""
 
     cost: str
     input_tokens: int
@@ -142,7 +143,7 @@ class CanaryForecast(msgspec.Struct):
 
 
 class BatchCanary(msgspec.Struct):
-    """`state` is running, waiting, passed or failed; the forecast is there once the sample is done."""
+    """`state` is running, waiting, passed or failed. The forecast is set once the sample is done."""
 
     items: int
     max_error_share: float
@@ -152,7 +153,8 @@ class BatchCanary(msgspec.Struct):
 
 
 class BatchWebhook(msgspec.Struct, omit_defaults=True):
-    """The URL that hears of the end of the batch, and of which ends. The signing secret is in the answer that creates the batch."""
+    """The URL that is notified of the end of the batch, and the kinds of ends. Only the answer that creates the batch
+    has the signing secret."""
 
     url: str
     events: list[str]
@@ -160,13 +162,14 @@ class BatchWebhook(msgspec.Struct, omit_defaults=True):
 
 
 class Extras(msgspec.Struct):
-    """What OpenAI's object has no place for. `shared_prefix_share` is the part of all prompt bytes that an earlier prompt shared.
+    """Fields that OpenAI's object does not have. `shared_prefix_share` is the share of all prompt bytes that an earlier
+    prompt had too.
 
-    `cost` is what its answers cost so far, exact, in the currency of the operator's prices: the sum of what its result lines say.
+    `cost` is the exact cost of its answers so far, in the currency of the operator's prices: the sum over its result lines.
     `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while there is no estimate, as is `eta`.
-    `stopped_by` names the threshold that ended it. `schema_invalid` is how many requests failed because no answer fitted.
+    `stopped_by` names the threshold that ended it. `schema_invalid` counts the requests that failed because no answer fitted.
     A retry names the batch it is `retry_of`, and `merged_output_file_id` holds the answers of both once it has ended.
-    `work_units` is how much work it is in tokens, by estimate, and `size_class` how large that counts; null unless it runs.
+    `work_units` is its estimated work in tokens, and `size_class` the class of that size; null unless it runs.
     """
 
     ordered: bool
@@ -237,14 +240,14 @@ class Batch(msgspec.Struct):
 
 
 class LimitList(msgspec.Struct):
-    """What the limits of a key have left now."""
+    """The limits of a key, with what they have left now."""
 
     object: str
     data: list[CallerLimit]
 
 
 class Validation(msgspec.Struct):
-    """The answer to create with `validate_only`."""
+    """The answer to a create with `validate_only`."""
 
     object: str
     valid: bool
@@ -261,7 +264,8 @@ class Validation(msgspec.Struct):
 
 
 class ModelObject(msgspec.Struct, omit_defaults=True):
-    """A model. `max_model_len` is the longest context that all its servers take, as vLLM and SGLang report it; left out where unknown."""
+    """A model. `max_model_len` is the longest context that all its servers take, as vLLM and SGLang report it; left out
+    if unknown."""
 
     id: str
     object: str
@@ -318,7 +322,7 @@ def upload_object(upload: PartedUpload, file: File | None = None) -> UploadObjec
 
 
 def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = None) -> Batch:
-    """Return the job as OpenAI shows a batch; `signing_secret` is that of its webhook, for the answer that creates it."""
+    """Return the job as an OpenAI batch. `signing_secret` is that of its webhook, for the answer that creates the batch."""
     output_ids, error_ids = _result_ids(job)
     return Batch(
         id=job.id,
@@ -415,7 +419,7 @@ def _extras(job: Job, forecast: Forecast, signing_secret: str | None) -> Extras:
 
 
 def validation(estimate: JobEstimate) -> Validation:
-    """Return what is known of a batch that was not created."""
+    """Return the result of a dry run in the shape of the API."""
     bad, reported = estimate.bad_count, [*estimate.errors, *estimate.bad_lines]
     return Validation(
         object="batch.validation",
@@ -434,7 +438,7 @@ def validation(estimate: JobEstimate) -> Validation:
 
 
 def status(job: Job) -> str:
-    """A cancel is seen at once, also by a job that waits for ingest and has no move to `cancelling`."""
+    """Return a job's status. A cancel shows at once, even for a job that waits for ingest and so cannot be `cancelling`."""
     if job.state is JobState.VALIDATING and job.closing is JobState.CANCELLED:
         return JobState.CANCELLING.value
     return job.state.value
@@ -466,7 +470,7 @@ def _max_errors(errors: MaxErrors | None) -> BatchMaxErrors | None:
 
 
 def _result_ids(job: Job) -> tuple[list[str], list[str]]:
-    """The files of answers and of errors; before the end both still grow, and an id is only given out for what can no longer change."""
+    """Return the ids of the output and error files. Before the end both still grow, so no id is returned."""
     if job.state not in JOB_ENDED:
         return [], []
     whole = [[job.output_file_id] if job.output_file_id else [], [job.error_file_id] if job.error_file_id else []]

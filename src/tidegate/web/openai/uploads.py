@@ -1,4 +1,4 @@
-"""OpenAI's Uploads API: a file in parts, each up to 64 MiB, in any order and several at once."""
+"""OpenAI's Uploads API: a file in parts, each up to 64 MiB, in any order, and several at once."""
 
 import re
 from typing import Annotated

@@ -1,1 +1,1 @@
-"""The description of every route: an OpenAPI document, a page that shows it, and the first page of a server."""
+"""The description of all routes: an OpenAPI document, a page that shows it, and the first page of a server."""

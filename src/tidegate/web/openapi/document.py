@@ -1,4 +1,4 @@
-"""The OpenAPI document of the whole surface, printed from the routes and the structs that check their bodies."""
+"""Makes the OpenAPI document from the routes and the structs that check their bodies."""
 
 import re
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def _operation(entry: Guarded, known: Operation, schema_of: dict[Any, Any], erro
 
 
 def _any(kind: type) -> dict[str, Any]:
-    """Return the schema of a value that is passed on as it is."""
+    """Return the schema of a value that is passed on unchanged."""
     return {"description": "Any value."}
 
 

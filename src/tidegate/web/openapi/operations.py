@@ -1,6 +1,6 @@
-"""What each route is for, and the structs that check its body and write its answer: the OpenAPI document is printed from these.
+"""The descriptions of routes, with the structs that check bodies and write answers. The OpenAPI document is made from them.
 
-Doors describe their own routes; those of operators stand here.
+Doors describe their own routes; those of operators are here.
 """
 
 from tidegate.web.admin import (

@@ -16,7 +16,7 @@ from tidegate.web.openapi.document import openapi
 
 
 class DocumentPages:
-    """The document is made when a reader first asks for it: it would be a quarter of a server's start."""
+    """Serves the pages. The document is made when it is first needed, because it would take a quarter of a server's start."""
 
     def __init__(self, entries: Sequence[Guarded]) -> None:
         self._entries = entries
@@ -47,7 +47,7 @@ class DocumentPages:
 
 
 def sections(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the operations of a document by their tag, each with the fields of its body."""
+    """Return a document's operations by tag, each with the fields of its body."""
     schemas = document["components"]["schemas"]
     found: dict[str, list[dict[str, Any]]] = {}
     for path, methods in document["paths"].items():
@@ -73,7 +73,7 @@ def sections(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _kind(schema: dict[str, Any], is_required: bool) -> str:
-    """Return what a field takes, in a few words."""
+    """Return a short description of the values that a field takes."""
     options = [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
     words = [
         one.get("type") or one.get("$ref", "").rpartition("/")[2] or ", ".join(map(str, one.get("enum", ["any"])))

@@ -1,1 +1,1 @@
-"""What callers ask for, checked: query parameters, headers and bodies become values that can be trusted."""
+"""Checks what callers ask for: query parameters, headers and bodies become values that can be trusted."""

@@ -1,4 +1,4 @@
-"""What callers may ask of the answers of a job, checked: a schema that can be used at a bounded cost, and how often to ask again."""
+"""Checks what callers ask of a job's answers: a schema of bounded cost, and the number of tries."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ ANSWERS_ALLOWED = {
 
 
 class AnswersAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The `answers` of a batch. `schema` is a JSON Schema, or "response_format" for what each request itself asks for."""
+    """The `answers` of a batch. `schema` is a JSON Schema, or "response_format" for the schema of each request."""
 
     schema: Any
     tries_max: Annotated[int, Meta(ge=0, le=TRIES_MAX)] = 2
@@ -30,7 +30,7 @@ class AnswersAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def job_answers(ask: AnswersAsk | None, endpoint: str) -> AnswerTerms | None:
-    """Return what a batch's `answers` asks for, checked."""
+    """Check a batch's `answers` and return its terms; None without them."""
     if ask is None:
         return None
     if endpoint not in (*CHECKED_ENDPOINTS, MIXED):

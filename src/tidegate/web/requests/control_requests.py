@@ -1,4 +1,4 @@
-"""What callers may say of a job when they create it and change while it runs, checked: priority, `not_before` and thresholds."""
+"""Checks the controls of a job, at its create and while it runs: priority, `not_before` and thresholds."""
 
 from typing import Annotated, Any, Literal
 
@@ -36,7 +36,8 @@ CONTROLS_ALLOWED = {
 
 
 class MaxErrorsAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """A batch stops when more requests failed than `count`, or than `share` of those that are done once `after` of them are."""
+    """The failures that stop a batch: more than `count` requests, or more than `share` of those that are done, once
+    `after` are done."""
 
     count: Count | None = None
     share: Annotated[float, Meta(ge=0, lt=1)] | None = None
@@ -44,7 +45,7 @@ class MaxErrorsAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CanaryAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The sample that runs before the rest of a batch, the share of it that may fail, and what follows it."""
+    """The sample that runs before the rest of a batch, the share of it that may fail, and what follows."""
 
     items: Annotated[int, Meta(ge=1, le=COUNT_MAX)]
     max_error_share: Annotated[float, Meta(ge=0, le=1)] = CANARY_ERROR_SHARE
@@ -58,7 +59,7 @@ class CanaryWord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchChange(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches/{batch_id}: what is absent stays as it is, and null takes back what was asked for."""
+    """The body of POST /v1/batches/{batch_id}: absent fields stay unchanged, and null removes a value."""
 
     priority: Priority | UnsetType = UNSET
     not_before: NotBefore | UnsetType | None = UNSET
@@ -70,12 +71,12 @@ class BatchChange(msgspec.Struct, forbid_unknown_fields=True):
 def job_controls(
     priority: int, not_before: int | None, max_cost: str | float | None, max_errors: MaxErrorsAsk | None
 ) -> JobControls:
-    """Return what a new batch asks for, checked."""
+    """Return a new batch's controls, checked."""
     return JobControls(priority, 1000 * (not_before or 0), cost_nano(max_cost), errors_max(max_errors))
 
 
 def job_canary(asked: CanaryAsk | None) -> Canary | None:
-    """Return the canary that a new batch asks for."""
+    """Return a new batch's canary."""
     return None if asked is None else Canary(asked.items, round(1_000_000 * asked.max_error_share), asked.then)
 
 
@@ -94,7 +95,7 @@ def changed_controls(body: BatchChange) -> dict[str, Any]:
 
 
 def cost_nano(cost: str | float | None) -> int | None:
-    """Money in billionths; None without a maximum."""
+    """Return money in billionths; None without a maximum."""
     if cost is None:
         return None
     try:
@@ -107,7 +108,7 @@ def cost_nano(cost: str | float | None) -> int | None:
 
 
 def errors_max(asked: MaxErrorsAsk | None) -> MaxErrors | None:
-    """Return how many failed items a batch allows; None without a maximum."""
+    """Return the failed items that a batch allows; None without a maximum."""
     if asked is None:
         return None
     if (asked.count is None) == (asked.share is None):

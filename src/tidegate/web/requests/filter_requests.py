@@ -1,4 +1,4 @@
-"""Filters of the list of batches, checked: query parameters become a filter that the store understands."""
+"""Checks the filters of the list of batches: query parameters become a filter for the store."""
 
 import re
 
@@ -18,7 +18,7 @@ _STATUSES = tuple(state.value for state in JobState)
 
 
 def job_filter(query: QueryParams, others: tuple[str, ...]) -> JobFilter | None:
-    """Return what a list is asked for; None when it is asked for everything. `others` are the list's own parameters."""
+    """Return the filter of a list's query; None without any filter. `others` are the list's own parameters."""
     pairs = {match["key"]: name for name in query if (match := _PAIR.fullmatch(name))}
     requests.refuse_unknown(query, (*others, *FILTERS, "metadata[KEY]", *pairs.values()))
     if not pairs and not any(name in query for name in FILTERS):
@@ -37,7 +37,7 @@ def job_filter(query: QueryParams, others: tuple[str, ...]) -> JobFilter | None:
 
 
 def job_sort(query: QueryParams) -> JobSort:
-    """Return how a list is sorted."""
+    """Return the order of a list."""
     return JobSort(requests.choice(query, "sort", tuple(JobSort)) or JobSort.CREATED)
 
 

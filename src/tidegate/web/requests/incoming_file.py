@@ -1,4 +1,4 @@
-"""The bytes of a multipart upload on their way from the socket to a blob."""
+"""Passes the bytes of a multipart upload from the socket to a blob."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -21,9 +21,10 @@ async def received_file(
     too_large: ApiProblem,
     admit: Callable[[Mapping[str, str]], None] | None = None,
 ) -> AsyncIterator[Upload]:
-    """Take in the file of a form; its bytes are thrown away unless what is done with them succeeds.
+    """Receive the file of a form. Its bytes are thrown away if the block fails.
 
-    `admit` refuses a form by the fields before its file, before any byte of that is taken; without it, a wrong purpose is refused.
+    `admit` may refuse a form by the fields before its file, before any byte of the file is stored; without it, a wrong
+    purpose is refused.
     """
     intake: Intake = request.scope["tidegate.intake"]
     upload: Upload | None = None

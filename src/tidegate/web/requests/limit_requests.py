@@ -1,5 +1,6 @@
-"""Limits that a caller asks for on a batch of its own, or an operator for a key: checked until they can be trusted. A batch's can only
-tighten what binds it anyway."""
+"""Checks limits that a caller sets on its own batch, or an operator on a key.
+
+A batch's limits can only tighten those that bind it anyway."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -19,7 +20,8 @@ Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
 
 
 class LimitAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """At most so many in one period; `enabled: false` skips the entry. `cost` is money, as a number or as its decimal text."""
+    """The most that may be used in one period. `enabled: false` skips the entry. `cost` is money, as a number or as
+    decimal text."""
 
     period: str
     requests: Count | None = None
@@ -29,7 +31,7 @@ class LimitAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeyLimitAsk(LimitAsk, forbid_unknown_fields=True):
-    """What a key is allowed has two more sides: the batches that it creates, and the bytes of their inputs."""
+    """A limit of a key. It can also bound the batches that the key creates, and the bytes of their inputs."""
 
     batches: Count | None = None
     bytes: Count | None = None
@@ -40,7 +42,8 @@ KeyLimitAsks = Annotated[list[KeyLimitAsk], Meta(max_length=LIMITS_MAX)]
 
 
 def job_limits(asked: Sequence[LimitAsk] | None, name: str = "limits") -> tuple[Limit, ...]:
-    """The same limits as budgets know them; each period once, each limiting something. `name` is the field that they stand in."""
+    """Return the limits for budgets. Each period may occur once, and each entry must limit something. `name` is the
+    name of their field."""
     found: dict[Period, Limit] = {}
     for index, one in enumerate(asked or ()):
         where = f"{name}[{index}]"

@@ -1,4 +1,5 @@
-"""What callers ask for, checked: query parameters, headers and bodies become values that can be trusted, or a 400 that names the fault."""
+"""Checks what callers ask for: query parameters, headers and bodies become values that can be trusted, or a 400 that
+names the fault."""
 
 import difflib
 import re
@@ -101,7 +102,8 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/batches; the last twenty-one are not OpenAI's. LiteLLM's SDK sends the last one, and it says nothing to us."""
+    """The body of POST /v1/batches. The last twenty-one fields are not OpenAI's. LiteLLM's SDK sends the last one,
+    which is ignored."""
 
     input_file_id: str | UnsetType = UNSET
     endpoint: str
@@ -133,7 +135,7 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
-    """The body as this type."""
+    """Return the body as this type."""
     require_json(request)
     intake: Intake = request.scope["tidegate.intake"]
     body = await intake.whole(bytes_max)
@@ -141,13 +143,13 @@ async def json_body(request: Request, kind: type[T], bytes_max: int) -> T:
 
 
 async def optional_json_body(request: Request, kind: type[T], bytes_max: int) -> T:
-    """The body as this type; what the type is without one where none was sent."""
+    """Return the body as this type; without a body, the type's default value."""
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     return await json_body(request, kind, bytes_max) if has_body else kind()
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Return these bytes as this type; a 400 names what is wrong with them."""
+    """Decode these bytes as this type; a 400 names what is wrong with them."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -157,7 +159,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 
 
 def require_json(request: Request) -> None:
-    """Refuse a body that does not say that it is JSON."""
+    """Refuse a body that is not declared as JSON."""
     word = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if word != "application/json":
         raise ApiProblem(
@@ -169,7 +171,7 @@ def require_json(request: Request) -> None:
 
 
 def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
-    """A wish for a job, checked against everything that can be known without the file."""
+    """Check the body of a create against everything that can be known without the file, and return the request."""
     _check_endpoint(body.endpoint, settings)
     _check_metadata(body.metadata)
     window_text = window.DEFAULT_TEXT if body.completion_window is None else body.completion_window
@@ -203,7 +205,7 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
 
 
 def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
-    """What a new batch asks of all its lines and files, checked. `more_inputs` are the files behind the first."""
+    """Check what a new batch asks of all its lines and files, and return it. `more_inputs` are the files after the first."""
     return JobShape(
         defaults=checked_parameters("defaults", body.defaults, body.endpoint),
         overrides=checked_parameters("overrides", body.overrides, body.endpoint),
@@ -216,7 +218,7 @@ def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
 
 
 def job_change(body: BatchChange, settings: Settings) -> JobChange:
-    """A change of a running job, checked against everything that can be known without the job."""
+    """Check the change of a running job against everything that can be known without the job, and return it."""
     controls = changed_controls(body)
     if body.completion_window is not msgspec.UNSET:
         return JobChange(controls, _window_ms(body.completion_window, settings), body.completion_window)
@@ -233,25 +235,25 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def anthropic_betas(request: Request) -> str:
-    """Which betas an Anthropic client asks for; only what can be nothing else is passed on."""
+    """Return the betas that an Anthropic client asks for; empty if the header is not well-formed."""
     value = ",".join(request.headers.getlist("anthropic-beta"))
     return value if _BETAS.fullmatch(value) else ""
 
 
 def refuse_unknown(query: QueryParams, known: tuple[str, ...]) -> None:
-    """Refuse a query parameter that would be ignored: its sender believes that it had an effect."""
+    """Refuse a query parameter that would be ignored, because its sender expects an effect."""
     for name in query:
         if name not in known:
             raise _unknown(name[:_SHOWN_CHARS_MAX], list(known))
 
 
 def one(query: QueryParams, name: str) -> str | None:
-    """A query parameter that may be given once."""
+    """Return a query parameter that may be given once."""
     values = query.getlist(name)
     if len(values) > 1:
         raise _bad(name, f"`{name}` was given {len(values)} times; give it once.")
     if values and "\0" in values[0]:
-        # PostgreSQL cannot keep it in a text, so nothing could be found by it.
+        # PostgreSQL cannot store it in a text, so nothing could match it.
         raise _bad(name, f"`{name}` may not contain U+0000.")
     return values[0] if values else None
 
@@ -266,7 +268,7 @@ def limit(query: QueryParams, default: int, count_max: int) -> int:
 
 
 def offset(query: QueryParams) -> int:
-    """Return how many lines of a result file the caller has already."""
+    """Return the number of lines of a result file that the caller already has."""
     text = one(query, "offset")
     if text is not None and not _NUMBER.fullmatch(text):
         raise _bad("offset", "`offset` must be a whole number: how many lines you have already.")
@@ -278,7 +280,7 @@ def offset_of_other_file() -> ApiProblem:
 
 
 def preferences(request: Request) -> list[str]:
-    """Return what the caller prefers (RFC 7240), one after another."""
+    """Return the caller's preferences (RFC 7240), one by one."""
     return [one.strip() for one in ",".join(request.headers.getlist("prefer")).split(",")]
 
 
@@ -377,7 +379,7 @@ def _duration_ms(text: str, param: str) -> int:
 
 
 def _mismatch(message: str, kind: Any) -> ApiProblem:
-    """What the decoder found, as our words: the field at fault, and what it should be."""
+    """Return the decoder's error in our words: the field at fault, and what it should be."""
     at = _AT.fullmatch(message)
     path, what = (at["path"], at["what"]) if at else ("", message)
     if missing := _MISSING.match(what):
@@ -389,7 +391,7 @@ def _mismatch(message: str, kind: Any) -> ApiProblem:
     if not path:
         return _bad(None, "The body must be a JSON object.")
     param = path.removesuffix("[...]")[:_SHOWN_CHARS_MAX]
-    # A wrong element is answered with what its whole list may hold.
+    # For a wrong element, name what its whole list may contain.
     name = _ELEMENT.sub("", param)
     if name in _ALLOWED:
         return _bad(param, f"`{name}` must be {_ALLOWED[name]}.")
@@ -397,11 +399,11 @@ def _mismatch(message: str, kind: Any) -> ApiProblem:
 
 
 def _unknown(name: str, known: Sequence[str], path: str = "") -> ApiProblem:
-    """A parameter that does not exist, with the nearest of those that do."""
+    """Return the refusal of an unknown parameter, with the most similar known one."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in _joined(path, name))
     message = f"Unknown parameter `{shown}`."
     if not path:
-        # Inside an object others are known than those of the body.
+        # `known` has the names of the body alone, not those of an inner object.
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         hint = f"Known are: {', '.join(known)}." if known else "There are none here."
         message += f" Did you mean `{close[0]}`?" if close else f" {hint}"

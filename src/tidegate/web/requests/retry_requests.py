@@ -1,4 +1,4 @@
-"""What a retry of a batch is asked for, checked."""
+"""Checks the body of a retry of a batch."""
 
 from typing import Annotated, Literal
 
@@ -21,20 +21,21 @@ RETRY_ALLOWED = {
 
 
 class RetryWish(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches/{batch_id}/retry. Without outcomes it is about failed requests, or all that have one of the codes."""
+    """The body of POST /v1/batches/{batch_id}/retry. Without outcomes it takes failed requests, or all requests with
+    one of the codes."""
 
     codes: Annotated[list[Code], Meta(max_length=CODES_MAX)] | None = None
     outcomes: Annotated[list[Literal["failed", "expired", "cancelled"]], Meta(min_length=1, max_length=3)] | None = None
 
 
 class OperatorRetryWish(RetryWish, forbid_unknown_fields=True):
-    """The body of POST /admin/v1/batches/{batch_id}/retry: like the owner's, and by kinds of errors as their list names them."""
+    """The body of POST /admin/v1/batches/{batch_id}/retry: the owner's fields, and kinds of errors as their list names them."""
 
     kinds: Annotated[list[Kind], Meta(max_length=CODES_MAX)] | None = None
 
 
 def retry_choice(asked: RetryWish) -> RetryChoice:
-    """Return which items run again; the same wish in other words is the same choice."""
+    """Return the items to run again. Equal wishes in other words give the same choice."""
     kinds = tuple(sorted(set(asked.kinds or ()))) if isinstance(asked, OperatorRetryWish) else ()
     codes = tuple(sorted(set(asked.codes or ())))
     outcomes: tuple[str, ...] = tuple(asked.outcomes or (OUTCOMES if codes or kinds else OUTCOMES[:1]))

@@ -1,4 +1,4 @@
-"""What callers may ask of all lines and files of a batch at once, checked: its input and result files, parameters of its
+"""Checks what callers ask of all lines and files of a batch at once: its input and result files, parameters of its
 requests, retries."""
 
 from typing import Annotated, Any
@@ -39,7 +39,7 @@ SHAPE_ALLOWED = {
 
 
 class RetryAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """How failed requests of one batch are tried again; what is absent is as the operator has it."""
+    """The retry rules for one batch's failed requests. An absent field stands for the operator's rule."""
 
     attempts_max: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | None = None
     backoff_ms: BackoffMs | None = None
@@ -51,7 +51,7 @@ class RetryAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def input_files(one: str | UnsetType, several: list[str] | None) -> list[str]:
-    """The files that a batch is to be made of."""
+    """Return the input files of a batch; refuse ids that cannot exist or come twice."""
     if several is None:
         if one is UNSET:
             raise ApiProblem(400, "missing_required_parameter", "`input_file_id` is missing.", param="input_file_id")
@@ -74,14 +74,14 @@ def input_files(one: str | UnsetType, several: list[str] | None) -> list[str]:
 
 
 def earlier_batch(batch_id: str | None) -> str:
-    """The batch whose answers are taken; empty where none is."""
+    """Return the batch whose answers are reused; empty without one."""
     if batch_id is not None and not ids.is_valid("batch", batch_id):
         raise no_such_batch(batch_id, "reuse_from")
     return batch_id or ""
 
 
 def job_retry(asked: RetryAsk | None) -> JobRetry | None:
-    """How failed requests of a batch are tried again; None where nothing was asked for."""
+    """Return the retry rules of a batch; None if it has none of its own."""
     if asked is None or asked == RetryAsk():
         return None
     if asked.backoff_ms is not None and asked.backoff_ms_max is not None and asked.backoff_ms > asked.backoff_ms_max:
@@ -92,7 +92,7 @@ def job_retry(asked: RetryAsk | None) -> JobRetry | None:
 
 
 def checked_parameters(name: str, values: dict[str, Any] | None, endpoint: str) -> dict[str, Any]:
-    """Parameters for every request of a batch."""
+    """Return the parameters for every request of a batch; refuse those that cannot be set."""
     if not values:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What callers may ask of webhooks, checked: URLs that may be called, and event types that there are."""
+"""Checks what callers ask of webhooks: allowed URLs, and known event types."""
 
 from typing import Annotated
 
@@ -14,14 +14,14 @@ EventTypes = Annotated[list[str], Meta(min_length=1, max_length=64)]
 
 
 class WebhookAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The `webhook` of a batch: the URL that hears of its end, and of which ends; without a list, of every one."""
+    """The `webhook` of a batch: the URL that is notified of its end, and the kinds of ends; without a list, all."""
 
     url: str
     events: EventTypes | None = None
 
 
 def job_webhook(ask: WebhookAsk | None, rules: TargetRules) -> JobWebhook | None:
-    """Return what a batch's `webhook` asks for, checked."""
+    """Check a batch's `webhook` and return it; None without one."""
     if ask is None:
         return None
     check_url(ask.url, rules, "webhook.url")

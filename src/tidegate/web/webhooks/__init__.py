@@ -1,1 +1,1 @@
-"""Webhook endpoints as OpenAI's SDK manages them."""
+"""Webhook endpoints, managed as in OpenAI's API."""

@@ -1,4 +1,4 @@
-"""Webhook endpoints and their deliveries, as a door."""
+"""The front door of webhook endpoints and their deliveries."""
 
 from typing import TYPE_CHECKING
 

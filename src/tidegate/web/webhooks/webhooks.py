@@ -1,6 +1,6 @@
 """OpenAI's webhook endpoints, as its SDK manages them, and the deliveries to them, which OpenAI does not show.
 
-The signing secret is in the answer that makes or rotates it and in no other. Of a receiver's answer a tenant sees the status alone.
+Only the answer that makes or rotates a signing secret shows it. Of a receiver's answer a tenant sees only the status.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ class EndpointTest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EndpointExtras(msgspec.Struct):
-    """Whether events go there, and since when and why not: `gone` after a 410, `failing` after days without a success."""
+    """Whether events are sent there. If not, since when and why: `gone` after a 410, `failing` after days without a success."""
 
     enabled: bool
     disabled_at: int | None
@@ -99,7 +99,7 @@ class EventTypeList(msgspec.Struct):
 
 
 class DeliveryObject(msgspec.Struct):
-    """`failure` is the class of the last try's failure; `next_attempt_at` is null once nothing more is tried."""
+    """`failure` is the kind of the last try's failure; `next_attempt_at` is null when no more tries follow."""
 
     id: str
     object: str
@@ -262,7 +262,7 @@ class WebhookRoutes:
         return endpoint
 
     def _shape(self, name: str | None, url: str | None, event_types: Any) -> EndpointShape:
-        """Check what an owner sets; what is not given stays None."""
+        """Check the values that an owner sets; values that are not given stay None."""
         if name is not None and not (1 <= len(name) <= NAME_CHARS_MAX and name.isprintable()):
             raise bad("name", f"`name` must have 1 to {NAME_CHARS_MAX} printable characters.")
         if url is not None:
@@ -279,7 +279,7 @@ def _endpoint_id(request: Request) -> str:
 
 
 def delivery_parts(delivery_id: str) -> tuple[str, str] | None:
-    """Return the event and the endpoint that a delivery's id names; None for anything else."""
+    """Return the event and the endpoint in a delivery's id; None for anything else."""
     event_id, _, endpoint_id = delivery_id.partition(".")
     return (event_id, endpoint_id) if ids.is_valid("evt", event_id) and ids.is_valid("whk", endpoint_id) else None
 

@@ -1,1 +1,1 @@
-"""What happens to a job, as server-sent events."""
+"""The events of a job, as server-sent events."""

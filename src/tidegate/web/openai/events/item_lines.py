@@ -1,4 +1,5 @@
-"""The lines of a job's result files as events about items: what became of each, and where its line lies. Answers are not repeated."""
+"""Writes the lines of a job's result files as events about items, with each item's outcome and the place of its line,
+without the answer."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,7 +18,7 @@ MESSAGE_CHARS_MAX = 500
 
 
 class ItemPlace(msgspec.Struct):
-    """Where the line lies: `file` is `output` or `errors`, as the routes of a growing batch are called."""
+    """The place of a result line. `file` is `output` or `errors`, as in the routes of a growing batch."""
 
     file: str
     at: int
@@ -35,7 +36,7 @@ class ItemEvent(msgspec.Struct):
 
 
 def readable_bytes(job: Job) -> tuple[int, int]:
-    """How much of both files stands where it will stay: an ordered job's are written again at its end."""
+    """Return the final sizes of both files so far: the files of an ordered job are rewritten at its end."""
     if job.ordered and job.state not in JOB_ENDED:
         return 0, 0
     return job.output_bytes, job.error_bytes
@@ -44,7 +45,7 @@ def readable_bytes(job: Job) -> tuple[int, int]:
 async def item_events(
     store: Store, blobs: Blobs, job: Job, name: str, start: int, end: int
 ) -> AsyncGenerator[ItemEvent, None]:
-    """An event for each line of one result file from one place up to another; both are ends of lines."""
+    """Yield an event for each line between two places of a result file; both must be line ends."""
     file_id = await _file_id(store, job, name) if start < end else None
     if file_id is None:
         return
@@ -55,7 +56,7 @@ async def item_events(
 
 
 async def is_line_end(store: Store, blobs: Blobs, job: Job, name: str, at: int) -> bool:
-    """Whether a line of this result file ends there; a reader's own number may name any place."""
+    """Return whether a line of this result file ends here. A reader's number may name any place."""
     if at == 0 or (file_id := await _file_id(store, job, name)) is None:
         return True
     if at > readable_bytes(job)[name != "output"]:
@@ -64,7 +65,7 @@ async def is_line_end(store: Store, blobs: Blobs, job: Job, name: str, at: int) 
 
 
 async def _file_id(store: Store, job: Job, name: str) -> str | None:
-    """One of a job's result files; None when there is none, or it was deleted since the job ended."""
+    """Return the id of a result file; None if there is none, or it was deleted since the job ended."""
     file_id = job.output_file_id if name == "output" else job.error_file_id
     if file_id is None or job.state not in JOB_ENDED:
         return file_id

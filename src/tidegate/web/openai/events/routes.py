@@ -1,4 +1,4 @@
-"""`GET /v1/batches/{batch_id}/events`: what happens to a batch, as server-sent events that a client can go on with after any break."""
+"""`GET /v1/batches/{batch_id}/events`: the events of a batch as server-sent events; a client can go on after any break."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,7 +23,7 @@ from tidegate.web.openai.events.item_lines import is_line_end, item_events, read
 from tidegate.web.openai.events.position import ENDED, NO_STATUS, STEPS, EventPosition, read_position
 from tidegate.web.requests import requests
 
-# A client that lost its connection waits this long before it comes back.
+# A client that lost its connection waits this long before it connects again.
 RETRY_MS = 1_000
 PIECE_BYTES = 16_384
 
@@ -36,7 +36,7 @@ class BatchProgress(msgspec.Struct):
 
 
 class BatchReset(msgspec.Struct):
-    """A reader goes on behind the event with the id of this one; without an id, from the beginning."""
+    """The reader must go on after the event with this event's id; without an id, from the beginning."""
 
     id: str
     object: str
@@ -60,7 +60,7 @@ class EventRoutes:
             raise no_such_batch(job_id)
         position = _last_position(request)
         if position.step == ENDED and job.state in JOB_ENDED:
-            # By this a browser knows that it need not come back.
+            # A 204 stops a browser's event source from connecting again.
             return Response(None, 204)
         if request.method == "HEAD":
             return Response(None, 200, HEADERS, MEDIA_TYPE)
@@ -71,7 +71,7 @@ class EventRoutes:
 
 
 class EventLog(EventSource):
-    """The events of one job from one position on, as OpenAI's callers read them."""
+    """The events of one job from one position on, in OpenAI's shape."""
 
     opening = b"retry: %d\n\n" % RETRY_MS
 
@@ -86,7 +86,7 @@ class EventLog(EventSource):
         return self._position.step == ENDED
 
     async def is_possible(self, job: Job) -> bool:
-        """Whether the position is one that this job's events have."""
+        """Return whether the position can be one of this job's events."""
         at = self._position
         return await is_line_end(self._store, self._blobs, job, "output", at.output_at) and await is_line_end(
             self._store, self._blobs, job, "errors", at.error_at
@@ -99,7 +99,8 @@ class EventLog(EventSource):
         return _event("reset", self._position.number(), BatchReset(job.id, "batch.reset"))
 
     async def news(self, job: Job) -> AsyncGenerator[bytes, None]:
-        """What is new with the job as it stands now, in pieces of whole events: statuses, items, progress, and the end."""
+        """Yield what is new with the job in its present state, in pieces of whole events: statuses, items, progress,
+        and the end."""
         if self._is_reset:
             self._is_reset = False
             yield _event("reset", None, BatchReset(job.id, "batch.reset"))
@@ -148,7 +149,7 @@ class EventLog(EventSource):
 def _last_position(request: Request) -> EventPosition:
     text = request.headers.get("last-event-id")
     if not text:
-        # An empty id is what an event source has before its first event.
+        # An event source sends an empty id before its first event.
         return EventPosition(step=NO_STATUS)
     position = read_position(text)
     if position is None:
@@ -162,6 +163,6 @@ def _last_position(request: Request) -> EventPosition:
 
 
 def _event(kind: str, number: int | None, data: object) -> bytes:
-    """One event, whole: text that a client might take for the end of a line is escaped."""
+    """Return one event. Characters that a client might take for a line end are escaped."""
     named = b"" if number is None else b"id: %d\n" % number
     return b"%bevent: %b\ndata: %b\n\n" % (named, kind.encode(), escape_line_breaks(msgspec.json.encode(data)))
