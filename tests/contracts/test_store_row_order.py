@@ -16,7 +16,7 @@ import pytest
 
 from tests.contracts.limits_world import budget, minute
 from tests.contracts.store_world import CHAT, Log, StoreWorld, line
-from tests.contracts.test_store_races import VERBS, operating, someone_waits
+from tests.contracts.test_store_races import VERBS, operating, until_a_lock_is_awaited
 from tests.contracts.test_store_retries import FAILED, retried
 from tidegate.core.budgets.budget import BudgetRequest
 from tidegate.core.job_controls import Canary
@@ -44,7 +44,7 @@ async def takes_in_order(url: str, table: str, ids: Sequence[str | None], verb: 
         async with other.transaction():
             await other.execute(locked, first)
             running = asyncio.ensure_future(verb())
-            await someone_waits(url)
+            await until_a_lock_is_awaited(url)
             for one in later:
                 await other.execute(f"{locked} nowait", one)
         await running

@@ -55,7 +55,7 @@ class LimitBound(StrEnum):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """The most that one period may use;
+    """The most that one period may use.
 
     None sets no limit. `nano` is money; `jobs` and `bytes` limit what is created.
     """
