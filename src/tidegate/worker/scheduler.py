@@ -88,7 +88,7 @@ class WaitGauges:
         self._gaps: dict[str, float] = {}
 
     def see(self, snapshot: schedule.Snapshot, policy: schedule.Policy) -> None:
-        """Update the gauges with what one decision read."""
+        """Set the gauges to what one decision read."""
         read = {name for name, model in snapshot.models.items() if model.room_items > 0}
         kept = set(snapshot.awake) - read
         slacks_ms = {name: slack_ms for name, slack_ms in self._slacks_ms.items() if name in kept}
