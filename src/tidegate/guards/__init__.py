@@ -1,1 +1,1 @@
-"""Judges of requests and answers, for items and interactive calls: guardrails and the operator's own code."""
+"""Checks of requests and answers of items and interactive calls: guardrails and operators' code."""

@@ -1,4 +1,4 @@
-"""Check a body that is not plain in a thread, so that the event loop goes on."""
+"""A check of bodies for fields that a caller may not set, in a thread if the body is large."""
 
 import asyncio
 import traceback
@@ -9,18 +9,18 @@ from tidegate.core.body_rules.caller_fields import FieldFault, FieldRules, field
 
 log = structlog.get_logger()
 
-# A larger body is looked at in a thread.
+# A larger body is checked in a thread, so that the event loop goes on.
 LOOK_HERE_BYTES_MAX = 64 << 10
 
 
 async def look_closely(body: bytes, rules: FieldRules) -> FieldFault | None:
-    """Return what of a body its caller may not say; None when it may be sent."""
+    """Return the first fault of a body's fields; None if the body may be sent."""
     try:
         if len(body) <= LOOK_HERE_BYTES_MAX:
             return field_fault(body, rules)
         return await asyncio.to_thread(field_fault, body, rules)
     except Exception as error:
-        # A mistake of ours that one body brings to light must not stop the worker for all others.
+        # A bug of ours that one body triggers must not stop the worker for all others.
         place = traceback.extract_tb(error.__traceback__)[-1]
         kind = type(error).__name__
         log.error("body_check_failed", kind=kind, place=f"{place.filename}:{place.lineno}")

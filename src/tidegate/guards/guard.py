@@ -1,8 +1,10 @@
-"""Hooks and guardrails on the way of one call: what is really sent, what is really recorded, and what is not.
+"""Hooks and guardrails for one call: they change or stop its request or its answer.
 
-On both ways hooks come first, in the order of the settings, and guardrails after them: what they judge is what goes out or is kept.
-Built-in guardrails run here; an operator's own code runs elsewhere and is waited for. No text of a caller is ever logged. Batch items
-and interactive calls meet the same rules.
+- Hooks run first, in the order of the settings, and guardrails after them. So guardrails judge
+  what is really sent or kept.
+- Built-in guardrails run here. Hooks are an operator's code, which runs in other threads.
+- The text of a caller is never logged.
+- Batch items and interactive calls are under the same rules.
 """
 
 import asyncio
@@ -22,14 +24,14 @@ from tidegate.guards.search_pool import SearchPool
 log = structlog.get_logger()
 
 KINDS_MAX = 4_096
-# After the answer nothing is sent again, because it is paid for: what failed for a moment is asked so often.
+# An answer is paid for, so its call is not sent again. A hook that fails for a moment is retried.
 AFTER_TRIES = 3
 AFTER_PAUSE_S = 0.5
 COMPLAINTS_EVERY_S = 1.0
 
 
 class _OwnStep:
-    """One function of an operator's, before the call or after the answer."""
+    """One function of an operator, called before the call or after the answer."""
 
     def __init__(self, rule: PolicyRule, function: Own, *, after: bool) -> None:
         self._rule = rule
@@ -64,7 +66,10 @@ class _OwnStep:
             return self._failed(type(error).__name__, _place(error))
 
     async def _asked(self, body: bytes, about: About) -> bytes | Stop:
-        """Return what own code says of a body. Its refusals are own code too, so that reading them may fail."""
+        """Call the operator's function and return its verdict on a body.
+
+        A refusal is an object of the operator's code too, so reading it may fail.
+        """
         name = self._rule.name
         try:
             given = msgspec.json.decode(body)
@@ -86,7 +91,10 @@ class _OwnStep:
         return Stop(HookCode.FAILED, f"{self._rule.name!r} failed on this ({kind}): the operator's log says where.")
 
     def _complain(self, event: str, kind: str, why: str) -> None:
-        """What an error says may hold a caller's text, so the log gets only its kind and its place; and not for every item."""
+        """Log a failure by kind and place, at most once a second.
+
+        The message of an error may hold a caller's text, so it is left out.
+        """
         now_s = asyncio.get_running_loop().time()
         if now_s - self._complained_s >= COMPLAINTS_EVERY_S:
             self._complained_s = now_s
@@ -99,7 +107,7 @@ def _place(error: BaseException) -> str:
 
 
 class _PatternStep:
-    """Patterns of a guardrail: here, or in a thread where a body takes long to look through."""
+    """The patterns of a guardrail: a quick search runs here, a long one in a thread."""
 
     def __init__(self, rail: guardrails.Patterns, pool: SearchPool, *, after: bool) -> None:
         self._pool = pool
@@ -114,7 +122,7 @@ Step = _OwnStep | _PatternStep | Callable[[bytes], guardrails.Verdict]
 
 
 class Guard:
-    """What stands in the way of one kind of call."""
+    """The hooks and guardrails for one kind of call."""
 
     def __init__(
         self,
@@ -133,16 +141,15 @@ class Guard:
         self.holds_streams = bool(held)
 
     def before(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
-        """The request as it is sent, or why it is not. `about` is asked only where own code wants to know."""
+        """Return the request to send, or the reason to stop. `about` is called only for hooks."""
         return self._run(self._before, body, about)
 
     def after(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
-        """The answer as it is recorded or handed on, or why it is not."""
+        """Return the answer as it is recorded or passed on, or the reason to stop."""
         return self._run(self._after, body, about)
 
     def after_stream(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
-        """Judge an answer that came as a stream and was held back: rules that let streams pass are
-        left out."""
+        """Judge a streamed answer that was held back, without the rules that let streams pass."""
         return self._run(self._held, body, about)
 
     async def _run(self, steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
@@ -154,13 +161,13 @@ class Guard:
                 body = result
                 continue
             try:
-                # Most of what goes by passes, and this is in the way of every item.
+                # Every item comes through here, so a quick check does not pay for a coroutine.
                 if type(step) is _PatternStep:
                     verdict = step.check(body) if step.is_quick(body) else await step.look(body, self._tenant)
                 else:
                     verdict = step(body)  # type: ignore[operator]
             except Exception as error:
-                # A mistake of ours that one body brings to light must not stop the worker for all others.
+                # A bug of ours that one body triggers must not stop the worker for all others.
                 log.error("guardrail_crashed", kind=type(error).__name__, place=_place(error))
                 message = f"A guardrail broke on this ({type(error).__name__}): the operator's log says where."
                 return Stop(HookCode.FAILED, message)
@@ -174,9 +181,12 @@ class Guard:
 
 
 class Guards:
-    """Every rule of the settings, and what each of them binds. `reached_by` has every name that a
-    call to a resource may come under: its model and its fallbacks. A rule for one of them binds the
-    call from the start, because a fallback is not judged again."""
+    """All rules of the settings, and the guard for each kind of call.
+
+    `reached_by` has, for each resource, every name that a call to it may come under: its model and
+    its fallbacks. A rule for one of them binds the call from the start, because a fallback is not
+    judged again.
+    """
 
     def __init__(
         self, rules: Sequence[PolicyRule] = (), reached_by: Mapping[str, tuple[str, ...]] | None = None
@@ -188,8 +198,11 @@ class Guards:
         self._known: dict[tuple[str, str, tuple[str, ...]], Guard | None] = {}
 
     def of(self, tenant: str, key_id: str | None, model: str) -> Guard | None:
-        """What binds a call of this tenant, by its name, and this key to this model or resource; None when nothing does."""
-        # What a resource leads to may change while this process runs.
+        """Return the guard for a call of this tenant (by name) and key to this model or resource.
+
+        Return None if no rule binds the call.
+        """
+        # The names are part of the key because a resource may change while this process runs.
         kind = (tenant, key_id or "", self._reached_by.get(model) or (model,))
         if kind not in self._known:
             if len(self._known) >= KINDS_MAX:

@@ -1,11 +1,11 @@
-"""Run an operator's own code away from the event loop: it may be slow or never return, and holds up
-only its own call.
+"""An operator's own code, run away from the event loop: slow code delays only its own call.
 
-A plain function runs in a thread of its own, a coroutine in an event loop of its own, both with a
-time limit. A thread cannot be ended from outside, so one that overran is left behind and counted;
-when too many are, the code is not called again until one comes back. What holds the interpreter
-itself (a C extension that never lets go of it) is beyond this. It knows nothing of bodies or
-verdicts.
+- A plain function runs in a thread, a coroutine in another event loop, both with a time limit.
+- A thread cannot be ended from outside, so one that overran is left behind and counted. With too
+  many of them the code is not called again until one returns.
+- Code that holds the interpreter lock (a C extension that never releases it) stops everything.
+
+This module knows nothing of bodies or verdicts.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ LEFT_BEHIND_MAX = 32
 
 
 class Overran(Exception):
-    """The code did not return within its time limit, or so many calls of it have not that it was not called."""
+    """The code overran its time limit, or was not called because too many of its calls overran."""
 
 
 class OwnCode:
@@ -36,14 +36,14 @@ class OwnCode:
         self._left_behind = 0
 
     async def call(self, *given: Any) -> Any:
-        """What the code returns; raises what it raises, or Overran."""
+        """Call the code and return its value. Raise its exception, or Overran."""
         if self._left_behind >= LEFT_BEHIND_MAX:
             raise Overran
         if self._is_coroutine:
             return await self._in_its_loop(given)
         if self._room is None:
             self._room = asyncio.Semaphore(THREADS_MAX)
-        # Waiting for a thread is no fault of this call: its time begins when it has one.
+        # The wait for a thread is not this call's fault: its time begins when it has one.
         async with self._room:
             return await self._in_a_thread(given)
 
@@ -87,7 +87,7 @@ class OwnCode:
             if waited.done() and not waited.cancelled():
                 return waited.result()
             if not turned.is_set() and self._loop is used:
-                # It has not turned once in all this time: something in it blocks. The next call has a fresh one.
+                # The loop has not run since, so a call blocks it. The next call gets a new loop.
                 self._left_behind += 1
                 self._loop = None
                 used.stop_loop(self._came_back)
@@ -97,7 +97,7 @@ class OwnCode:
         self._left_behind -= 1
 
     def close(self) -> None:
-        """Let go of what is idle; what is not ends with the process."""
+        """Stop idle threads and the loop. Busy threads end with the process."""
         for thread in self._idle:
             thread.stop_thread()
         self._idle.clear()
@@ -107,7 +107,10 @@ class OwnCode:
 
 
 async def _contained(function: Callable[..., Coroutine[Any, Any, Any]], given: tuple[Any, ...]) -> Any:
-    """Nothing that own code raises may look like an order to those who wait for it: to stop, or to leave."""
+    """Run the operator's coroutine, and turn its SystemExit or CancelledError into a RuntimeError.
+
+    Otherwise the caller would take it for an order to exit or for its own cancellation.
+    """
     try:
         return await function(*given)
     except Exception:
@@ -120,7 +123,7 @@ Returned = Callable[[Any, Exception | None], None]
 
 
 class _Thread:
-    """One thread that runs one call after another. The process does not wait for it at its end."""
+    """One thread that runs one call after another. A process that exits does not wait for it."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -129,7 +132,7 @@ class _Thread:
     def run(
         self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any], given: tuple[Any, ...], returned: Returned
     ) -> None:
-        """Run the code; `returned` is called in the loop with its result."""
+        """Run the code in this thread; `returned` is called in `loop` with its result."""
 
         def work() -> None:
             value: Any = None
@@ -154,24 +157,24 @@ class _Thread:
             try:
                 work()
             except RuntimeError:
-                # The loop that asked is closed, and with it the process's work.
+                # The caller's loop is closed, so the process is ending.
                 return
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._live, name=name, daemon=True).start()
 
     def submit(self, work: Coroutine[Any, Any, Any], turned: threading.Event) -> concurrent.futures.Future[Any]:
-        """Run this there. `turned` is set when the loop gets to it."""
+        """Run a coroutine in this loop. `turned` is set as soon as the loop runs."""
         self._loop.call_soon_threadsafe(turned.set)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop_loop(self, ended: Callable[[], None] = lambda: None) -> None:
-        """Stop it as soon as it turns again; `ended` is called in the caller's loop then."""
+        """Stop this loop as soon as it runs again; then call `ended` in the caller's loop."""
         asking = asyncio.get_running_loop()
 
         def stop() -> None:
@@ -182,7 +185,7 @@ class _Loop:
 
     def _live(self) -> None:
         self._loop.run_forever()
-        # Calls that came while it was blocked are ended here, or Python complains of them later.
+        # Cancel the calls that came while it was blocked, or Python warns about them later.
         if left := asyncio.all_tasks(self._loop):
             for task in left:
                 task.cancel()

@@ -1,8 +1,8 @@
-"""Runs searches through long bodies in threads, a few at a time and fairly between tenants.
+"""Searches through long bodies in threads, a few at a time and fairly between tenants.
 
 RE2 lets other threads run while it searches, so the event loop goes on meanwhile. A search cannot
-be stopped, but its time is linear in the length of its text. Tenants take turns, and none may have
-all threads, so that one tenant's long texts hold up no other's.
+be stopped, but its time is linear in the length of its text. Tenants take turns, and a tenant may
+not have all threads, so that its long texts do not delay the others.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ class SearchPool:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def run(self, tenant: str, search: Callable[[bytes], T], body: bytes) -> T:
-        """Return what this search says of this body, when it is the tenant's turn."""
+        """Wait for the tenant's turn, search this body and return what the search found."""
         await self._wait_for_turn(tenant)
         work = self._threads.submit(search, body)
         loop = asyncio.get_running_loop()
-        # Its thread is taken until the search ends, also when its caller has gone.
+        # The thread stays busy until the search ends, even if its caller was cancelled.
         work.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, tenant))
         return await asyncio.wrap_future(work)
 
     def close(self) -> None:
-        """Begin nothing more. A search under way ends by itself."""
+        """Begin no more searches. A search under way ends by itself."""
         self._threads.shutdown(wait=False)
 
     async def _wait_for_turn(self, tenant: str) -> None:

@@ -1,4 +1,4 @@
-"""Traces of jobs and their calls, for an OpenTelemetry collector. OpenTelemetry is imported only where they are on."""
+"""Traces of jobs and calls, for OpenTelemetry collectors. The SDK is loaded only if they are on."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,7 +20,10 @@ _OFF: AbstractContextManager[None] = nullcontext()
 
 
 def start(version: str) -> None:
-    """Begin to send spans to the collector that OTEL_* variables name. Raise ImportError where OpenTelemetry is not installed."""
+    """Begin to send spans to the collector that the OTEL_* variables name.
+
+    Raise ImportError if OpenTelemetry is not installed.
+    """
     global ACTIVE
     from tidegate.tracing.spans import Spans
 
@@ -28,7 +31,7 @@ def start(version: str) -> None:
 
 
 def stop(timeout_s: float) -> None:
-    """Send what waits, for at most so long, and end."""
+    """Send the waiting spans, for at most `timeout_s`, and stop."""
     global ACTIVE
     if ACTIVE is not None:
         ACTIVE.close(timeout_s)
@@ -42,13 +45,13 @@ def end_job(job: Job | None) -> None:
 
 
 def postpone(job: Job, error: Exception) -> None:
-    """Note that a step of a job failed and waits to be taken again."""
+    """Send a span for a step of a job that failed and will be tried again."""
     if ACTIVE is not None:
         ACTIVE.postpone(job, error)
 
 
 def step_of(job: Job) -> AbstractContextManager[None]:
-    """What happens to blobs inside of this belongs to a job."""
+    """Count operations on blobs inside this context as a job's."""
     return _OFF if ACTIVE is None else _step_of(job)
 
 

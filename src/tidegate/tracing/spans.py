@@ -1,10 +1,12 @@
-"""Every span. Only this module knows OpenTelemetry; the OpenTelemetry SDK reads the other OTEL_* variables itself.
+"""All spans. Only this module knows OpenTelemetry. Its SDK reads the other OTEL_* variables.
 
-A job passes through several processes, and each of them may be killed. So a span is made when it ends, from what the job's row says, and
-the id of a job's span follows from the job's id: every process knows it. Calls of items have traces of their own, linked to their job's
-span: they are sampled one by one, and no trace grows with the size of a job. A call that items share goes on in the trace of its first
-sampled item, linked to those of the others. An interactive call goes on in the trace of its caller. Spans hold ids and counts, never
-prompts or answers.
+- A job passes through several processes, and each of them may be killed. So a job's span is made
+  when the job ends, from its row. Its id is made from the job's id, so every process knows it.
+- Each call of an item has its own trace, linked to its job's span. Calls are sampled one by one, so
+  a trace does not grow with the size of a job.
+- A call that items share continues the trace of its first sampled item, linked to the others.
+- An interactive call continues the trace of its caller.
+- Spans hold ids and counts, never prompts or answers.
 """
 
 import logging
@@ -44,7 +46,7 @@ from tidegate.tracing import CALLER, JOB
 
 log = structlog.get_logger()
 
-# Where the SDK logs spans that it could not send, or has no room for.
+# The loggers of the SDK for spans that it could not send, or has no room for.
 _SENDING_LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _RATE = re.compile(r"(?:ParentBased\{root:)?TraceIdRatioBased\{([0-9.e-]+)\}")
@@ -62,7 +64,7 @@ _ATTRIBUTES = Mapping[str, str | int | float]
 
 
 class _SpanShape(NamedTuple):
-    """What a span says beside its times."""
+    """The contents of a span beside its ids and times."""
 
     name: str
     attributes: _ATTRIBUTES
@@ -73,7 +75,7 @@ class _SpanShape(NamedTuple):
 
 
 class Creation(msgspec.Struct, frozen=True):
-    """A job that is being created. `traceparent` is kept with it."""
+    """The trace of a job that is being created. `traceparent` is stored with the job."""
 
     traceparent: str
     context: SpanContext
@@ -82,7 +84,10 @@ class Creation(msgspec.Struct, frozen=True):
 
 
 class _LastWord(logging.Handler):
-    """Keeps the last message of the SDK about its sending, and prints none: there is one for each group of spans."""
+    """A log handler that keeps the SDK's last message about sending, and prints none.
+
+    The SDK logs one for each group of spans.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +102,10 @@ class _LastWord(logging.Handler):
 
 
 class ReportedExporter(SpanExporter):
-    """Sends spans to a collector, and logs once that it takes none, and once that it takes them again. Spans are not kept for it."""
+    """An exporter that logs once when a collector fails, and once when it works again.
+
+    Spans that could not be sent are dropped.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -120,7 +128,7 @@ class ReportedExporter(SpanExporter):
 
 
 class SpanSender:
-    """Hands spans that have ended to the exporter."""
+    """A sender that passes ended spans to the exporter."""
 
     def __init__(self, resource: Resource, version: str) -> None:
         self._resource = resource
@@ -134,7 +142,7 @@ class SpanSender:
         closing.join(timeout_s)
 
     def send(self, shape: _SpanShape, context: SpanContext, begun_ns: int, ended_ns: int, failure: str = "") -> None:
-        # What is not sampled stops here, in the SDK.
+        # The SDK drops a span that is not sampled.
         self._processor.on_end(
             ReadableSpan(
                 name=shape.name,
@@ -154,7 +162,10 @@ class SpanSender:
 
 
 class CallSpan:
-    """One call to a model server, as the conventions for generative AI name it: begun when it is made, sent once by `end_span`."""
+    """The span of one call to a model server, named by the conventions for generative AI.
+
+    It begins when the object is made, and `end_span` sends it once.
+    """
 
     def __init__(
         self,
@@ -182,7 +193,7 @@ class CallSpan:
         }
 
     async def around(self, send: Callable[[Call], Awaitable[Answer]]) -> Answer:
-        """Send the call of items and end with what came back."""
+        """Send a call of items and end the span with the answer or the error."""
         try:
             answer = await send(self.call)
         except BaseException as error:
@@ -222,7 +233,7 @@ class Spans:
         resource = Resource.create()
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "tidegate"}))
-        # It reads the sampler from OTEL_TRACES_SAMPLER.
+        # The provider reads the sampler from OTEL_TRACES_SAMPLER.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._sampler = provider.sampler
         self._call_bound = TraceIdRatioBased.get_bound_for_rate(_root_rate(provider.sampler))
@@ -232,7 +243,7 @@ class Spans:
         self._sender.close(timeout_s)
 
     def begin_creation(self) -> Creation:
-        """Decide whether a new job is traced: as its caller's trace is, or by the sampler."""
+        """Begin the trace of a new job, sampled if its caller's trace is, or by the sampler."""
         caller = _context_of(CALLER.get())
         context = self._new_context("create-batch", caller)
         text = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
@@ -244,7 +255,7 @@ class Spans:
         self._sender.send(shape, creation.context, creation.begun_ns, time.time_ns())
 
     def end_job(self, job: Job) -> None:
-        """Send `process-batch`: the whole life of a job, from the moments that the store wrote down."""
+        """Send `process-batch`: the whole life of a job, from the moments in its row."""
         context = _job_context(job.id, job.traceparent)
         if context is None or job.state not in JOB_ENDED:
             return
@@ -284,7 +295,7 @@ class Spans:
 
     @contextmanager
     def storage(self, operation: str) -> Iterator[None]:
-        """Time an operation on a blob of the job at hand; deletions have no job by then, and a trace of their own."""
+        """Time an operation on a blob of the current job. A deletion has none, and its own trace."""
         job = JOB.get()
         parent = None if job is None else _job_context(job.id, job.traceparent)
         is_sampled = operation == "delete" if parent is None else parent.trace_flags.sampled
@@ -303,8 +314,8 @@ class Spans:
             self._sender.send(shape, context, begun_ns, time.time_ns(), failure)
 
     def call(self, send: Callable[[Call], Awaitable[Answer]], call: Call, traceparent: str | None) -> Awaitable[Answer]:
-        """Send the call of an item; where it is sampled, its trace goes on in the model server."""
-        # Most calls are not sampled where there are many: those must cost next to nothing, not even a coroutine of their own.
+        """Send the call of an item. If it is sampled, its trace continues in the model server."""
+        # A busy server samples few calls. The others must cost next to nothing, so no coroutine.
         low_bits = getrandbits(64)
         if low_bits >= self._call_bound:
             return send(call)
@@ -317,7 +328,7 @@ class Spans:
     async def shared_call(
         self, send: Callable[[Call], Awaitable[Answer]], call: Call, trace_headers: Iterable[bytes]
     ) -> Answer:
-        """Send a call that several items share. It has a span where one of theirs is sampled."""
+        """Send a call that several items share. It has a span if one of the items is sampled."""
         sampled = [context for header in trace_headers if (context := _context_of(_traceparent_in(header)))]
         if not sampled:
             return await send(call)
@@ -326,7 +337,10 @@ class Spans:
         return await CallSpan(self._sender, call, context, sampled[0], links, items).around(send)
 
     def begin_interactive(self, call: Call, *, is_stream: bool) -> CallSpan | None:
-        """Begin the span of an interactive call, sampled as its caller's is; None where it is not."""
+        """Begin the span of an interactive call; return None if the call is not sampled.
+
+        It is sampled if its caller's trace is; without one, the sampler's rate decides.
+        """
         caller = _context_of(CALLER.get())
         if caller is None:
             trace_id = getrandbits(128)
@@ -341,7 +355,7 @@ class Spans:
         return CallSpan(self._sender, call, context, caller, (), wish)
 
     def _new_context(self, name: str, parent: SpanContext | None) -> SpanContext:
-        """Decide whether a span is sampled: as its parent is, or by the sampler."""
+        """Return the context of a new span. It is sampled if its parent is, or by the sampler."""
         trace_id = getrandbits(128) if parent is None else parent.trace_id
         around = _ROOT if parent is None else set_span_in_context(NonRecordingSpan(parent), _ROOT)
         decision = self._sampler.should_sample(around, trace_id, name).decision
@@ -353,7 +367,10 @@ class Spans:
 
 
 def _root_rate(sampler: Sampler) -> float:
-    """The share of new traces that a sampler takes. Asking it for each call would cost more than all else that an unsampled call does."""
+    """Return the share of new traces that a sampler takes.
+
+    To ask the sampler for each call would cost more than the rest of an unsampled call.
+    """
     found = _RATE.match(sampler.get_description())
     if found is not None:
         return float(found[1])
@@ -361,7 +378,7 @@ def _root_rate(sampler: Sampler) -> float:
 
 
 def _context_of(traceparent: str) -> SpanContext | None:
-    """What a W3C `traceparent` names; None when it names nothing."""
+    """Return the context in a W3C `traceparent`; None if it is empty or invalid."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None:
         return None
@@ -374,7 +391,7 @@ def _traceparent_in(trace_header: bytes) -> str:
 
 
 def _job_context(job_id: str, traceparent: str | None) -> SpanContext | None:
-    """The span of a job: in the trace of its creation, under an id that every process knows."""
+    """Return the context of a job's span: its creation's trace, and an id made from the job's."""
     creator = _context_of(traceparent or "")
     if creator is None:
         return None
