@@ -1,6 +1,6 @@
-"""Every setting, declared once, and the only reader of the environment.
+"""All settings, each declared once, and the only reader of the environment.
 
-`load` puts the layers together; `groups` declares each setting once; `catalog` lists them for people.
+`load` merges the layers; `groups` declares each setting once; `catalog` lists them for people.
 """
 
 from tidegate.settings.groups import Settings

@@ -1,8 +1,11 @@
-"""Deployments, resources and terms of models that were added at run time: documents from the store, under the rules of the settings.
+"""Deployments, resources and models' terms that were added at run time, as documents in the store.
 
-The settings win: an entry whose name they have, or that comes beside one gateway for every model, is left out, with a reason. A secret is
-only ever a reference in such a document, and is looked up by the process that needs it, where the settings allow that. This module knows
-no store.
+- The rules of the settings hold for them, and the settings win. An entry is left out, with a
+  reason, if the settings have one of its name or name one gateway for every model.
+- A document holds a secret only as a reference. The process that needs the secret looks it up, if
+  the settings allow that.
+
+This module knows no store.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,21 +31,27 @@ Kind = Literal["deployment", "resource", "model"]
 
 
 class DrainState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an operator asked of a deployment, whether it was added or is in the settings: that it gets no new calls, and how often that it
-    is tried at once."""
+    """An operator's wishes for a deployment, which may be an added one or one of the settings.
+
+    A drained one gets no new calls. A higher `refresh_count` than before asks to try it at once.
+    """
 
     is_drained: bool = False
     refresh_count: int = 0
 
 
 class AddedDeployment(ModelDeployment, frozen=True, kw_only=True):
-    """A deployment that says by itself which model it serves."""
+    """A deployment with the name of the model that it serves."""
 
     model: Annotated[str, Meta(min_length=1, max_length=255)]
 
 
 class Added(msgspec.Struct):
-    """What of the store's entries can be used here, and why the others cannot, by kind and name. `states` are by the deployment's name."""
+    """The store's entries that can be used here.
+
+    `unusable` has the reason for each of the others, by kind and name. `states` are by the
+    deployment's name.
+    """
 
     deployments: list[Deployment] = msgspec.field(default_factory=list)
     resources: list[Resource] = msgspec.field(default_factory=list)
@@ -51,7 +60,7 @@ class Added(msgspec.Struct):
     states: dict[str, DrainState] = msgspec.field(default_factory=dict)
 
     def in_state(self, deployment: Deployment) -> Deployment:
-        """Return a deployment, added or of the settings, as operators asked it to be."""
+        """Return a deployment with the state that operators asked for."""
         state = self.states.get(deployment.name)
         if state is None:
             return deployment
@@ -59,7 +68,7 @@ class Added(msgspec.Struct):
 
 
 def drain_state(document: str) -> DrainState:
-    """Return what the store has of a deployment's state; what cannot be read asks for nothing."""
+    """Return a deployment's state from the store's document; the default if it cannot be read."""
     try:
         return msgspec.json.decode(document, type=DrainState)
     except msgspec.MsgspecError:
@@ -82,9 +91,10 @@ def added(
     looks_up: bool = True,
     renewal: Renewal | None = None,
 ) -> Added:
-    """Entries of the store, each its kind, its name and its document, as nouns of the core.
+    """Turn the store's entries (kind, name, document) into nouns of the core.
 
-    Without `looks_up` no secret is looked for: this process will not call anyone. `renewal` remembers what lies in files.
+    Without `looks_up` no secret is read, because this process calls no model server. `renewal`
+    remembers the contents of files.
     """
     renewal = renewal or Renewal()
     reading = _DeploymentReader(
@@ -120,7 +130,11 @@ def added(
 
 
 class _DeploymentReader:
-    """How a deployment's secrets and certificates are found: read from where the operator allows it, or only looked at by name."""
+    """A reader of added deployments.
+
+    With a `renewal` it reads secrets and certificates from the places that the operator allows.
+    Without one it only checks their names.
+    """
 
     def __init__(self, allowed: Allowed, renewal: Renewal | None) -> None:
         self._allowed = allowed
@@ -148,7 +162,7 @@ class _DeploymentReader:
 
 
 def check(kind: str, name: str, document: Mapping[str, object]) -> None:
-    """Refuse, in words for an operator, what could not be used whatever else there is. A reference is not looked up."""
+    """Refuse a document that could not be used with any settings. References are not looked up."""
     if not _is_name(name):
         raise SettingsError("`name` needs 1 to 255 printable characters, without spaces around them")
     if kind == "deployment":

@@ -1,7 +1,8 @@
-"""What deployments that were added at run time may read: only the environment variables and the folders that the settings name.
+"""The variables and folders that deployments added at run time may read: those in the settings.
 
-A caller who may add a deployment chooses where its calls go. Without this rule the key of another server, or any file of this process,
-could be sent there. This module reads no file and no variable; it says which may be read.
+A caller who may add a deployment chooses where its calls go. Without this rule the caller could
+send another server's key, or any file of this process, there. This module reads no file and no
+variable; it says which may be read.
 """
 
 import os
@@ -15,14 +16,20 @@ OWN_PREFIX = "TIDEGATE_"
 
 
 class Allowed:
-    """`env_names` may end with `*`, which stands for any rest; our own variables are only allowed by their whole name."""
+    """The variables and folders that may be read.
+
+    A name in `env_names` may end with `*` for any rest. Our own variables need their whole name.
+    """
 
     def __init__(self, env_names: Sequence[str], folders: Sequence[str]) -> None:
         self._env_names = env_names
         self._folders = [Path(folder).expanduser().absolute() for folder in folders]
 
     def check_reference(self, reference: str) -> None:
-        """Refuse a reference to what is not allowed. Links are not followed: the process that reads it may be on another machine."""
+        """Refuse a reference that is not allowed.
+
+        Links are not followed, because the process that reads it may be on another machine.
+        """
         name = secrets.variable_of(reference)
         if name is not None:
             self._check_variable(name)
@@ -31,17 +38,17 @@ class Allowed:
             self.check_path(path)
 
     def check_path(self, path: Path) -> None:
-        """Refuse a path that leads out of the folders by its name alone."""
+        """Refuse a path whose name leads out of the folders; links are not followed."""
         self._require_within(path, Path(os.path.normpath(path.absolute())), self._folders)
 
     def readable_reference(self, reference: str) -> str:
-        """Return the reference to read: that of the real file, where it is one."""
+        """Return the reference to read: for a file, one to the real path behind its links."""
         self.check_reference(reference)
         path = secrets.file_of(reference)
         return reference if path is None else f"file:{self.readable_path(path)}"
 
     def readable_path(self, path: Path) -> Path:
-        """Return where a file really lies, which is in an allowed folder whatever links lead to it."""
+        """Return the real path behind a file's links; refuse one outside of the allowed folders."""
         self.check_path(path)
         real = Path(os.path.realpath(path))
         self._require_within(path, real, [Path(os.path.realpath(folder)) for folder in self._folders])

@@ -1,4 +1,4 @@
-"""Turns what an operator wrote about bodies into the rules that bind the callers of each name."""
+"""The rules for fields of request bodies, made from the settings, for each model and resource."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -19,12 +19,13 @@ def field_rules(
 ) -> dict[str, FieldRules]:
     """Return the rules of every model and resource, and under `OTHER` those of all other names.
 
-    Several deployments may serve a model: what one of them refuses is refused. A call to a resource may come to its fallbacks:
-    only what all of their models allow is allowed. `more` was added at run time; the settings win.
+    - If several deployments serve a model, a field that one of them refuses is refused.
+    - A call to a resource may go to its fallbacks, so all of their models must allow a field.
+    - `more` has terms of models that were added at run time; the settings win.
     """
     refused: dict[str, frozenset[str]] = {}
     for deployment in served:
-        # By this field the operator tells the server how urgent a call is.
+        # The operator's hint for the server: how urgent a call is.
         steering = ENGINE_FIELDS[deployment.engine] | {deployment.hints.priority_field}
         for model in deployment.models:
             refused[model] = refused.get(model, frozenset()) | steering
@@ -46,7 +47,7 @@ def field_rules(
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Return what is wrong with the fields and hosts that the settings allow, by its path."""
+    """Return the mistakes among the fields and hosts that the settings allow, by path."""
     upstream = settings.upstream
     yield from field_problems(("upstream",), upstream.allowed_fields, upstream.media_hosts)
     for model, entry in settings.models.items():
@@ -56,7 +57,7 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def field_problems(path: KeyPath, fields: Iterable[str], hosts: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Return what is wrong with fields and hosts that are allowed."""
+    """Return the mistakes among the fields and hosts that one entry allows."""
     for name in fields:
         if name not in KNOWN_FIELDS:
             yield (

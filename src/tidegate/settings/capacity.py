@@ -1,6 +1,6 @@
-"""What an operator says about models, resources and tenants: entries of mappings rather than plain values.
+"""Settings of models, resources and tenants: entries of mappings rather than plain values.
 
-Each becomes a noun of the core in `models.py` and `tenants.py`; what they may not say together stands in `rules.py`.
+`models.py` and `tenants.py` turn each into a noun of the core, and `rules.py` checks them together.
 """
 
 from typing import Annotated, Literal
@@ -21,7 +21,10 @@ LIMITS_MAX = 12
 
 
 class LimitEntry(DeclaredSetting, frozen=True):
-    """At most so many requests and tokens in one period; for those who pay also so much money, and so many batches and bytes of input."""
+    """The most requests and tokens in one period.
+
+    Tenants, teams, users and keys may also have a limit of cost, of batches and of bytes of input.
+    """
 
     period: Literal["minute", "hour", "day", "week", "month", "lifetime"]
     requests: Count | None = None
@@ -36,7 +39,7 @@ LimitEntries = Annotated[tuple[LimitEntry, ...], Meta(max_length=LIMITS_MAX)]
 
 
 class DeploymentTls(DeclaredSetting, frozen=True):
-    """How a deployment's certificate is checked, and which one we show."""
+    """The check of a deployment's certificate, and the certificate that we show."""
 
     ca_file: Text | None = None
     cert_file: Text | None = None
@@ -45,7 +48,7 @@ class DeploymentTls(DeclaredSetting, frozen=True):
 
 
 class DeploymentHints(DeclaredSetting, frozen=True):
-    """Hints about a call for an engine or a router behind us; an empty name sends none."""
+    """Hints about a call for the engine or router that gets it; an empty name sends none."""
 
     priority_field: Annotated[str, Meta(max_length=64, pattern=r"^$|^[a-z][a-z0-9_]*$")] = ""
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 100
@@ -57,9 +60,9 @@ class DeploymentHints(DeclaredSetting, frozen=True):
 
 
 class DeploymentPrice(DeclaredSetting, frozen=True):
-    """What a million tokens cost there; cached ones cost what others do where no price of their own is given.
+    """The price of a million tokens; without a price for cached ones, they cost what others do.
 
-    `covers` are surcharges of the provider that the price has in it.
+    `covers` are surcharges of the provider that the price includes.
     """
 
     input: Price = 0.0
@@ -70,7 +73,10 @@ class DeploymentPrice(DeclaredSetting, frozen=True):
 
 
 class DeploymentChatBatching(DeclaredSetting, frozen=True):
-    """How a deployment takes the chat items of batches; `max_in_flight` counts over all processes, 0 lifts `max_total_input_tokens`."""
+    """The way in which chat items of batches are sent to a deployment.
+
+    `max_in_flight` counts over all processes; 0 lifts `max_total_input_tokens`.
+    """
 
     mode: Literal["disabled", "concurrent", "sync_microbatch"] = "concurrent"
     max_in_flight: Annotated[int, Meta(ge=1, le=65_536)] | None = None
@@ -84,9 +90,10 @@ RedisKey = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class DeploymentQueue(DeclaredSetting, frozen=True):
-    """A queue in Redis that a deployment's batch calls are laid down in, for llm-d's async processor to take.
+    """A queue in Redis for a deployment's batch calls, which llm-d's async processor takes from it.
 
-    `pool` names its two keys as llm-d does, and is the model's name where it is left out; `requests` and `results` name them otherwise.
+    `pool` (default: the model's name) names its two keys as llm-d does; `requests` and `results`
+    name the keys themselves.
     """
 
     url: Secret
@@ -139,7 +146,7 @@ MediaHosts = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=255)],
 
 
 class ModelRetry(DeclaredSetting, frozen=True):
-    """How often and how soon an item of a model is tried again; what is left out is as `retry` says for all."""
+    """The limits and pauses of retries for a model's items; the defaults are those of `retry`."""
 
     attempts_max: Annotated[int, Meta(ge=1, le=100)] | None = None
     broken_attempts_max: Annotated[int, Meta(ge=1, le=100)] | None = None
@@ -148,10 +155,10 @@ class ModelRetry(DeclaredSetting, frozen=True):
 
 
 class ModelSettings(DeclaredSetting, frozen=True):
-    """A public model name and where it is served; `in_flight_max` counts over all processes, 0 lifts it.
+    """The deployments and terms of a model; `in_flight_max` counts over all processes, 0 lifts it.
 
-    `allowed_fields` are fields of the body that callers may set though they are refused otherwise, and `media_hosts` the hosts that the
-    model's servers may fetch files from.
+    `allowed_fields` are fields of the body that callers may set though they are refused otherwise.
+    `media_hosts` are the hosts that the model's servers may fetch files from.
     """
 
     deployments: Annotated[tuple[ModelDeployment, ...], Meta(min_length=1, max_length=1_000)]
@@ -162,7 +169,7 @@ class ModelSettings(DeclaredSetting, frozen=True):
 
 
 class ModelTerms(DeclaredSetting, frozen=True):
-    """What holds for a model as a whole, where its deployments were added one by one."""
+    """The terms of a whole model whose deployments were added one by one."""
 
     in_flight_max: ModelInFlight = 0
     retry: ModelRetry = ModelRetry()
@@ -171,9 +178,10 @@ class ModelTerms(DeclaredSetting, frozen=True):
 
 
 class ResourceEntry(DeclaredSetting, frozen=True):
-    """A named route to a model with budgets of its own; `model` may be left out where the name is a model's.
+    """A named route to a model with its own budgets; `model` is by default the name itself.
 
-    `fallbacks` are models or resources that take a call, in order, when the ones before can neither have done nor billed it.
+    `fallbacks` are the models or resources that get a call next, in order. A call goes on to one
+    only if it cannot have been done or billed before.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
@@ -183,7 +191,7 @@ class ResourceEntry(DeclaredSetting, frozen=True):
 
 
 class TenantEntry(DeclaredSetting, frozen=True):
-    """What one tenant may have: its weight alone or that of its tier, its budgets, and how many calls at once; 0 lifts a cap."""
+    """The weight or tier of one tenant, its budgets, and its calls at once; 0 lifts a cap."""
 
     weight: Weight | None = None
     tier: Annotated[str, Meta(min_length=1, max_length=64)] | None = None

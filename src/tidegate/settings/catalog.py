@@ -1,4 +1,7 @@
-"""The list of all settings, read off their declarations: for the loader, the reference page and `tidegate config`."""
+"""The list of all settings, made from their declarations.
+
+The loader, the reference page and `tidegate config` use it.
+"""
 
 from functools import cache
 from typing import Any
@@ -11,7 +14,7 @@ from tidegate.settings.groups import Group, Settings
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting as people meet it."""
+    """One setting as the reference page and `tidegate config` show it."""
 
     key: str
     variable: str
@@ -25,13 +28,13 @@ class Setting(msgspec.Struct, frozen=True):
 
 @cache
 def declaration() -> inspect.Type:
-    """The type of all settings; to read it takes longer than to check a file against it."""
+    """Return the type of all settings. It is cached, because it is slow to make."""
     return inspect.type_info(Settings)
 
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Every setting in the order of its declaration."""
+    """Return all settings in the order of their declarations."""
     return tuple(_walk(declaration(), ""))
 
 
@@ -41,7 +44,7 @@ def by_key() -> dict[str, Setting]:
 
 
 def bare(kind: inspect.Type) -> inspect.Type:
-    """The type itself, without its description."""
+    """Return a type without its description."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     return kind
@@ -55,7 +58,7 @@ def is_secret(kind: inspect.Type) -> bool:
 
 
 def allowed(kind: inspect.Type) -> str:
-    """What a value of this type may be, in words."""
+    """Return in words what a value of this type may be."""
     kind = bare(kind)
     if is_secret(kind):
         return "env:NAME, file:PATH or the secret itself"

@@ -1,7 +1,7 @@
-"""Turns plain values into the declared types, and says in words what is wrong with each that does not fit.
+"""A checker that turns plain values into the declared types, and describes those that do not fit.
 
-It collects every problem instead of stopping at the first, so that a configuration is fixed in one round. A secret's value never
-appears in a problem.
+It collects all problems instead of stopping at the first, so that a configuration is fixed in one
+round. A secret's value never appears in a problem.
 """
 
 import difflib
@@ -29,7 +29,7 @@ class Problems(Protocol):
 
 
 class RefusedSettings(Exception):
-    """This value cannot be used; the problem has been noted."""
+    """The value cannot be used; the problem has been noted."""
 
 
 class Checker:
@@ -38,7 +38,10 @@ class Checker:
         self._resolve_secret = resolve_secret
 
     def typed_value(self, kind: inspect.Type, value: object, path: KeyPath) -> Any:
-        """The value as the declared type; raises Refused after noting why not."""
+        """Return the value as the declared type.
+
+        If it does not fit, note the problem and raise RefusedSettings.
+        """
         kind = catalog.bare(kind)
         if catalog.is_secret(kind):
             return self._take_secret(value, path)
@@ -53,7 +56,7 @@ class Checker:
                 inner = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
                 return self.typed_value(inner[0], value, path)
             case inspect.AnyType():
-                # A JSON Schema, for example: its reader checks it.
+                # For example a JSON Schema, which its reader checks.
                 return value
             case inspect.FloatType() if type(value) is int:
                 value = float(value)
@@ -147,7 +150,7 @@ class Checker:
 
 
 def from_text(kind: inspect.Type, text: str, name: str) -> object:
-    """A value as an environment variable or an option spells it, for this type; what cannot be read stays text."""
+    """Return the value that a variable or an option spells; text that cannot be read stays text."""
     kind = catalog.bare(kind)
     match kind:
         case inspect.BoolType():
@@ -161,7 +164,7 @@ def from_text(kind: inspect.Type, text: str, name: str) -> object:
         case inspect.VarTupleType() | inspect.DictType():
             if isinstance(kind, inspect.VarTupleType) and not text.lstrip().startswith("["):
                 return [part.strip() for part in text.split(",") if part.strip()]
-            # The parser is loaded where a variable holds YAML.
+            # The YAML parser takes a while to load, and few variables hold YAML.
             from tidegate.settings.yaml_file import parse
 
             return parse(text, name).values
@@ -169,7 +172,7 @@ def from_text(kind: inspect.Type, text: str, name: str) -> object:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A sentence that names the closest known word, or all of them when none is close."""
+    """Return a sentence that names the closest known word, or all of them if none is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean `{close[0]}`?" if close else f"known are: {', '.join(known)}"
 
@@ -179,7 +182,10 @@ def _names(kind: inspect.StructType) -> list[str]:
 
 
 def _number(kind: inspect.IntType | inspect.FloatType, quantity: float | None, text: str) -> object:
-    """Return a duration or size as the declared type; the text itself where it is none, or no whole number where one is wanted."""
+    """Return a duration or size as the declared type.
+
+    Return the text itself if it is neither, or if it is no whole number but must be one.
+    """
     if quantity is None:
         return text
     if isinstance(kind, inspect.FloatType):

@@ -1,4 +1,4 @@
-"""Whether traces are wanted, by the variables of OpenTelemetry. The OpenTelemetry SDK reads the rest of them itself."""
+"""The OpenTelemetry variables that switch traces on. The SDK reads the others itself."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ _PROTOCOL = "http/protobuf"
 
 
 def wants_traces(environ: Mapping[str, str] | None = None) -> tuple[bool, str]:
-    """Return whether traces are sent; and why not, where they are asked for and cannot be."""
+    """Return whether traces are sent, and the reason if they are asked for but cannot be sent."""
     environ = os.environ if environ is None else environ
 
     def given(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The words that settings are declared with: a group, bounds with a sentence, and kinds of text. It knows no setting."""
+"""The parts of a setting's declaration: groups, bounds with a sentence, and kinds of text."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ ShortName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0
 ImportPath = Annotated[str, Meta(max_length=255, pattern=r"^$|^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Weight = Annotated[float, Meta(ge=0.001, le=1_000_000.0)]
 DAY_S = 86_400
-# Marks a setting that tunes the inside: its default is right unless a measurement says otherwise.
+# Marks a setting that tunes the inside: its default is right unless a measurement shows otherwise.
 ADVANCED = Meta(extra={"advanced": True})
 
 

@@ -1,8 +1,8 @@
-"""Every setting, declared once: its name (unit last), its default, its bounds and one sentence about it.
+"""The declarations of all settings: name (unit last), default, bounds and one sentence about each.
 
-The loader, the reference page and `tidegate config` are all made from these declarations; those of the scheduler stand in
-`scheduling.py`, entries of models and tenants in `capacity.py`. Nothing here reads a file or the environment, and nothing here knows who
-uses a setting.
+The loader, the reference page and `tidegate config` are made from them. The scheduler's settings
+stand in `scheduling.py`, entries of models and tenants in `capacity.py`. This module reads no file
+and no environment, and does not know who uses a setting.
 """
 
 from pathlib import Path
@@ -99,7 +99,7 @@ class StoreSettings(Group, frozen=True):
 
     @property
     def location(self) -> str:
-        """The URL, password and all: for the one who connects."""
+        """Return the URL with its password, to connect to it."""
         return self.url.reveal() if self.url is not None else ""
 
     @property
@@ -134,7 +134,7 @@ class BlobsSettings(Group, frozen=True):
 
     @property
     def is_object_store(self) -> bool:
-        """Whether bytes lie where every process reaches them, and not on this machine's disk."""
+        """Return whether the bytes lie in an object store, not on this machine's disk."""
         return self.backend != "local"
 
 
@@ -182,7 +182,10 @@ class Http(Group, frozen=True):
     ] = 60.0
 
     def limits(self, *, takes_interactive: bool = False) -> HttpLimits:
-        """The same values as the HTTP client takes them. Where no interactive calls are taken, no connection is kept for them."""
+        """Return these values as the HTTP client takes them.
+
+        A process that takes no interactive calls keeps no connections for them.
+        """
         kept = min(self.interactive_connections, self.connections_max // 2) if takes_interactive else 0
         return HttpLimits(**{**msgspec.structs.asdict(self), "interactive_connections": kept})
 
@@ -348,7 +351,7 @@ class LimitsSettings(Group, frozen=True):
     window_max_s: Annotated[int, _int(1, 365 * DAY_S, "Longest completion window.")] = 14 * DAY_S
 
     def quotas(self) -> Quotas:
-        """The part of the limits that the store holds each tenant to."""
+        """Return the limits that the store enforces for each tenant."""
         return Quotas(
             pending_jobs_max=self.pending_jobs_max,
             pending_jobs_per_key_max=self.pending_jobs_per_key_max,
@@ -393,7 +396,7 @@ class Retry(Group, frozen=True):
     ] = 3
 
     def policy(self) -> RetryPolicy:
-        """The same values as the retry decision takes them."""
+        """Return these values as the retry decision takes them."""
         given = msgspec.structs.asdict(self)
         return RetryPolicy(**{name: value for name, value in given.items() if not name.startswith("budget_")})
 
@@ -502,8 +505,11 @@ class Metrics(Group, frozen=True):
 
 
 class Settings(Group, frozen=True):
-    """Everything that can be set. `models`, `resources`, `tenants`, `tiers`, `hooks`, `guardrails` and all of `parameters` are mappings
-    by name; every other key is a plain value."""
+    """All settings.
+
+    `models`, `resources`, `tenants`, `tiers`, `hooks`, `guardrails` and all of `parameters` are
+    mappings by name; every other key is a plain value.
+    """
 
     data: Annotated[Text, _about("Directory for everything that is kept on this machine.")] = ".tidegate"
     server: ServerSettings = ServerSettings()
@@ -562,5 +568,5 @@ class Settings(Group, frozen=True):
 
     @property
     def data_dir(self) -> Path:
-        """The data directory as an absolute path."""
+        """Return the data directory as an absolute path."""
         return Path(self.data).expanduser().absolute()

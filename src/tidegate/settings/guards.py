@@ -1,4 +1,4 @@
-"""What an operator says about hooks and guardrails: entries of two mappings by name. They become rules of the core in `policy.py`."""
+"""Settings of hooks and guardrails: mappings by name, from which `policy.py` makes rules."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ Names = Annotated[tuple[Name, ...], Meta(max_length=10_000)]
 
 
 class BoundSettings(DeclaredSetting, frozen=True):
-    """Whom it binds; where a list is empty, everyone."""
+    """The calls that a rule binds, and its waits. An empty list binds all."""
 
     tenants: Names = ()
     keys: Names = ()
@@ -23,7 +23,7 @@ class BoundSettings(DeclaredSetting, frozen=True):
 
 
 class GuardrailEntry(BoundSettings, frozen=True):
-    """Exactly one of: lengths, `patterns`, `schema`, or a function of your own (`use`)."""
+    """A guardrail: exactly one of lengths, `patterns`, `schema`, or your own function (`use`)."""
 
     prompt_bytes_max: Bytes = 0
     prompt_tokens_max: Bytes = 0
@@ -38,7 +38,7 @@ class GuardrailEntry(BoundSettings, frozen=True):
 
 
 class HookEntry(BoundSettings, frozen=True):
-    """Functions of your own, before the call and after the answer."""
+    """A hook: your own functions before the call and after the answer."""
 
     before: ImportPath = ""
     after: ImportPath = ""

@@ -1,3 +1,3 @@
-"""Where a value stands in a tree of settings: the keys and places in lists that lead to it."""
+"""The path of a value in a tree of settings: keys of mappings and places in lists."""
 
 KeyPath = tuple[str | int, ...]

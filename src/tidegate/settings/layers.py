@@ -1,7 +1,7 @@
-"""Puts the layers together: defaults, one YAML file, the environment, the command line; the last one that speaks wins.
+"""The layers of settings: defaults, one YAML file, the environment, the command line.
 
-The only place in the program that reads the environment. It checks each value and then what no single value can know (that
-a heartbeat fits into a lease, say), and reports everything that is wrong at once.
+`load` merges them, and the last one that gives a value wins. It checks each value and then how
+values fit together (a heartbeat into a lease, for example), and reports all problems at once.
 """
 
 import os
@@ -27,7 +27,7 @@ PROBLEMS_SHOWN_MAX = 20
 DEFAULT = "default"
 OPTION = "option"
 
-# Kubernetes puts such variables into every pod beside a Service called tidegate or tidegate-something; they are not ours.
+# Kubernetes gives every pod variables for a Service called tidegate or tidegate-something.
 _SERVICE_LINK_NAME = re.compile(
     r"TIDEGATE(_[A-Z0-9_]+)?_(SERVICE_(HOST|PORT)(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
 )
@@ -36,7 +36,7 @@ _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Settings that can be used, where each value came from (by key), what an operator should still fix, and the file of them."""
+    """Checked settings, the origin of each value, warnings for the operator and the file's path."""
 
     settings: Settings
     origins: dict[str, str]
@@ -74,7 +74,7 @@ class _Layers:
             self.problems.append(problem)
 
     def origin_of(self, path: KeyPath) -> str:
-        """Where the value at this path, or the one around it, was given; the file's own lines as near as they are known."""
+        """Return the origin of the value at this path or around it; in a file the nearest line."""
         names = (".".join(str(part) for part in path[:length]) for length in range(1, len(path) + 1))
         given = next((self.origins[name] for name in names if name in self.origins), None)
         is_from_file = self._file is not None and (given or "").startswith(f"{self._file.name}:")
@@ -85,7 +85,7 @@ class _Layers:
         return DEFAULT
 
     def read_file(self, path: Path) -> None:
-        # Loading the parser takes a while, and a run without a file needs none.
+        # The parser takes a while to load, and a run without a file does not need it.
         from tidegate.settings import yaml_file
 
         self._file = taken = yaml_file.read(path)
@@ -100,7 +100,10 @@ class _Layers:
                 self.origins[key] = f"{taken.name}:{taken.lines[parts]}"
 
     def read_environment(self, options: Mapping[str, object]) -> None:
-        """Take the variables that are settings. Others of our prefix are refused, unless the file, a variable or an option names them."""
+        """Take the variables that are settings.
+
+        Refuse others with our prefix, unless the file, a variable or an option refers to them.
+        """
         known = {setting.variable: setting for setting in catalog.settings()}
         referred = set(_REFERRED.findall(f"{self.tree!r} {list(options.values())!r}"))
         referred |= {found[1] for value in self._environ.values() if (found := _REFERRED.match(value))}
@@ -117,7 +120,7 @@ class _Layers:
                 )
 
     def read_options(self, options: Mapping[str, object], names: Mapping[str, str]) -> None:
-        """Take what the command line gives, by key; `names` are the options as their user typed them."""
+        """Take the command line's options by key; `names` are the options as they were typed."""
         self._option_names = names
         known = catalog.by_key()
         for key, value in options.items():
@@ -149,7 +152,7 @@ class _Layers:
             and path[0] in ("models", "upstream")
             and secrets.is_reference(text)
         ):
-            # Only a process that calls model servers needs their keys; others may run where these are not.
+            # Only a process that calls model servers needs their keys; others may not have them.
             return Secret(NOT_LOOKED_UP)
         secret, is_literal = secrets.resolve(text, self._environ)
         origin = self.origin_of(path)
@@ -160,7 +163,7 @@ class _Layers:
 
 
 def openai_names(environ: Mapping[str, str] | None = None) -> tuple[str | None, str | None]:
-    """Return the address in OPENAI_BASE_URL, and where the key in OPENAI_API_KEY is, as settings refer to it; None: not there."""
+    """Return the address in OPENAI_BASE_URL, and a reference to OPENAI_API_KEY; None if not set."""
     surroundings: Mapping[str, str] = os.environ if environ is None else environ
     key = f"env:{OPENAI_KEY_VARIABLE}" if surroundings.get(OPENAI_KEY_VARIABLE) else None
     return surroundings.get("OPENAI_BASE_URL") or None, key
@@ -175,10 +178,11 @@ def load(
     calls_models: bool = True,
     option_names: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """The settings of this process; raises SettingsError with everything that is wrong, one problem a line.
+    """Return the settings of this process; raise SettingsError with all problems, one on each line.
 
-    `overrides` are the command line's, by key (`{"server.port": 9000}`); a None among them was not given. What is wrong with one is
-    reported under its name in `option_names`. Without `calls_models` the keys of model servers are not looked up.
+    `overrides` are the command line's options by key (`{"server.port": 9000}`); None means not
+    given. A problem with one is reported under its name in `option_names`. Without `calls_models`
+    the keys of model servers are not looked up.
     """
     surroundings: Mapping[str, str] = os.environ if environ is None else environ
     layers = _Layers(surroundings, calls_models=calls_models)

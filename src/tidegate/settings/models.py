@@ -1,4 +1,4 @@
-"""Turns what an operator wrote about models and resources into the engine's deployments, resources and shared slots."""
+"""The engine's deployments, resources and shared slots, made from the settings."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from tidegate.settings.key_path import KeyPath
 
 ANY_MODEL = "upstream"
 GLOBAL_SLOTS = "global"
-# As many calls as a deployment is ever sent whose operator does not say how many it can take.
+# The most calls at once for a deployment whose operator does not say how many it can take.
 MAX_IN_FLIGHT = 64
 _OWN_ENGINES = ("vllm", "sglang")
 MODEL_SLOTS = "model:"
-# Headers of the call itself: a hint under such a name would break it or show our key.
 _SERVERS_CHARS = 16
+# Headers of the call itself: a hint under such a name would break the call or show our key.
 _TAKEN_HEADERS = frozenset(
     {
         "authorization", "connection", "content-encoding", "content-length", "content-type", "host", "idempotency-key", "te", "trailer",
@@ -36,7 +36,7 @@ _TAKEN_FIELDS = frozenset(
 
 
 def deployments(settings: Settings) -> tuple[Deployment, ...]:
-    """Every deployment that the settings name: one per entry of `models`, or the one for every model where `upstream.url` is set."""
+    """Return the deployments of all models, and that for every model if `upstream.url` is set."""
     found = [deployment_of(name_of(model, index, entry), model, entry) for _, model, index, entry in _entries(settings)]
     if settings.upstream.url:
         found.append(_any_model(settings))
@@ -44,7 +44,10 @@ def deployments(settings: Settings) -> tuple[Deployment, ...]:
 
 
 def servers_name(settings: Settings) -> str:
-    """One name for the model servers that these settings call, in any order and however their addresses end."""
+    """Return one name for the model servers of these settings.
+
+    Their order, and a `/` or `/v1` at the end of an address, do not change it.
+    """
     served = sorted(
         (*one.models, one.url.rstrip("/").removesuffix("/v1"), one.upstream_model) for one in deployments(settings)
     )
@@ -52,7 +55,7 @@ def servers_name(settings: Settings) -> str:
 
 
 def resources(settings: Settings) -> tuple[Resource, ...]:
-    """Every named route. One that has a model's own name binds all calls for that model."""
+    """Return all named routes. One with a model's name binds all calls for that model."""
     return tuple(resource_of(name, entry) for name, entry in settings.resources.items())
 
 
@@ -61,12 +64,15 @@ def resource_of(name: str, entry: ResourceEntry) -> Resource:
 
 
 def name_of(model: str, index: int, entry: ModelDeployment) -> str:
-    """The deployment's own name, or the model's with its place in the list."""
+    """Return the deployment's own name, or the model's name with the place in its list."""
     return entry.name or f"{model}/{index + 1}"
 
 
 def slot_caps(settings: Settings) -> dict[str, int]:
-    """The calls that batch work may have in flight over all processes: by deployment, by `model:NAME`, and `global`."""
+    """Return how many calls batch work may have in flight over all processes.
+
+    The keys are deployments' names, `model:NAME`, and `global`.
+    """
     caps = {one.name: one.background_in_flight_max for one in deployments(settings) if one.takes_background}
     caps |= {MODEL_SLOTS + model: most for model, most in model_caps(settings).items()}
     if settings.worker.in_flight_max_global:
@@ -90,7 +96,7 @@ def limits_of(entries: Sequence[LimitEntry]) -> tuple[Limit, ...]:
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Every deployment and resource that cannot be used, by its path."""
+    """Return the problems of deployments and resources, each with the path of its cause."""
     names: dict[str, KeyPath] = {ANY_MODEL: ("upstream", "url")} if settings.upstream.url else {}
     if settings.upstream.url:
         try:
@@ -116,7 +122,7 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def retry_problem(settings: Settings, entry: ModelSettings | ModelTerms) -> str:
-    """What is wrong with how a model's items are tried again; empty when nothing is."""
+    """Return the problem of a model's retry settings; empty if there is none."""
     policy = retry_of(settings, entry)
     if policy is None or policy.backoff_ms <= policy.backoff_ms_max:
         return ""
@@ -124,7 +130,7 @@ def retry_problem(settings: Settings, entry: ModelSettings | ModelTerms) -> str:
 
 
 def deployment_problems(path: KeyPath, name: str, model: str, entry: ModelDeployment) -> Iterator[tuple[KeyPath, str]]:
-    """What is wrong with one deployment by itself."""
+    """Return the problems of one deployment on its own."""
     yield from limit_problems((*path, "limits"), entry.limits)
     yield from _hint_problems((*path, "hints"), entry)
     try:
@@ -136,7 +142,7 @@ def deployment_problems(path: KeyPath, name: str, model: str, entry: ModelDeploy
 
 
 def fallback_loop(name: str, by_name: Mapping[str, Resource]) -> list[str]:
-    """The way from a resource over fallbacks back to itself, if there is one."""
+    """Return the way from a resource over its fallbacks back to itself; empty if there is none."""
     ways = [[name]]
     seen: set[str] = set()
     while ways:
@@ -152,7 +158,11 @@ def fallback_loop(name: str, by_name: Mapping[str, Resource]) -> list[str]:
 
 
 def limit_problems(path: KeyPath, entries: Sequence[LimitEntry]) -> Iterator[tuple[KeyPath, str]]:
-    """Limits that limit nothing, and periods that are named twice. Only those who pay and create have limits of that."""
+    """Return the problems of a list of limits.
+
+    - A limit may not be empty, and a period may not stand in the list twice.
+    - Cost, batches and bytes are limits of tenants, teams, users and keys only.
+    """
     seen: set[str] = set()
     for index, entry in enumerate(entries):
         if (entry.requests, entry.tokens, entry.cost, entry.batches, entry.bytes) == (None,) * 5:
@@ -207,7 +217,7 @@ def _entries(settings: Settings) -> Iterator[tuple[KeyPath, str, int, ModelDeplo
 
 
 def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
-    """The deployment that an entry describes; SettingsError where it cannot be used."""
+    """Return the deployment that an entry describes; raise SettingsError if it cannot be used."""
     return Deployment(
         name=name,
         url=entry.url,
@@ -226,7 +236,7 @@ def deployment_of(name: str, model: str, entry: ModelDeployment) -> Deployment:
         estimate=Estimate(entry.estimate),
         tokens_in_flight_max=entry.tokens_in_flight_max,
         batch_fraction=entry.batch_fraction,
-        # Who takes from a queue has a pace of its own.
+        # The processor that takes calls from a queue sets the pace.
         tide=TideMode(entry.tide) if entry.queue is None else TideMode.OFF,
         metrics_url=entry.metrics_url,
         metrics_names=entry.metrics_names,
@@ -247,7 +257,7 @@ def _queue(model: str, entry: ModelDeployment) -> Queue | None:
     if queue is None:
         return None
     pool = queue.pool or model
-    # The list of results is ours alone: what a stranger takes from it is lost to us.
+    # The list of results is ours alone: a result that another reader takes is lost to us.
     requests, results = f"llm-d-async:requests:{pool}", f"llm-d-async:results:{pool}:tidegate"
     return Queue(queue.url, queue.requests or requests, queue.results or results)
 
@@ -258,12 +268,12 @@ def _chat_batching(entry: ModelDeployment) -> ChatBatching:
 
 
 def price_of(entry: ModelDeployment) -> Price | None:
-    """What tokens cost there; None when they cost nothing."""
+    """Return a deployment's price; None if its tokens cost nothing."""
     given = entry.price
     price = Price.of(given.input, given.cached, given.output, given.batch_factor)
     if not (price.input_nano or price.cached_nano or price.output_nano):
         return None
-    # An engine of the operator's own charges nothing, whatever a request asks for.
+    # An engine that the operator runs charges no extra, whatever a request asks for.
     covers = Surcharge if entry.engine in _OWN_ENGINES else map(Surcharge, given.covers)
     return msgspec.structs.replace(price, covers=frozenset(covers))
 
@@ -271,7 +281,10 @@ def price_of(entry: ModelDeployment) -> Price | None:
 def retry_policies(
     settings: Settings, more: Mapping[str, ModelTerms] | None = None, named: Sequence[Resource] = ()
 ) -> dict[str, RetryPolicy]:
-    """How items are tried again, by what they name as their model; others go by `retry` alone. `more` and `named` were added."""
+    """Return the retry policies by model and resource; those without one follow `retry` alone.
+
+    `more` and `named` are terms of models and resources that were added at run time.
+    """
     own = {}
     for model, entry in _terms(settings, more).items():
         if (policy := retry_of(settings, entry)) is not None:
@@ -280,23 +293,26 @@ def retry_policies(
 
 
 def retry_of(settings: Settings, entry: ModelSettings | ModelTerms) -> RetryPolicy | None:
-    """A model's own way; None where it says nothing of it."""
+    """Return a model's own retry policy; None if it sets nothing of it."""
     given = {name: value for name, value in msgspec.structs.asdict(entry.retry).items() if value is not None}
     return replace(settings.retry.policy(), **given) if given else None
 
 
 def model_caps(settings: Settings, more: Mapping[str, ModelTerms] | None = None) -> dict[str, int]:
-    """The calls that batch work may have in flight for a model, over all processes. `more` was added."""
+    """Return how many calls batch work may have in flight for each model, over all processes.
+
+    `more` has terms of models that were added at run time.
+    """
     return {name: one.in_flight_max for name, one in _terms(settings, more).items() if one.in_flight_max}
 
 
 def _terms(settings: Settings, more: Mapping[str, ModelTerms] | None) -> dict[str, ModelSettings | ModelTerms]:
-    """The settings win."""
+    """Return the terms of all models. The settings win over terms that were added."""
     return {**(more or {}), **settings.models}
 
 
 def _any_model(settings: Settings) -> Deployment:
-    # Its slots are the worker's own: an operator who names one upstream and raises the worker's number means that upstream.
+    # By default it has the worker's slots: an operator who raises those means this one upstream.
     return Deployment(
         name=ANY_MODEL,
         url=settings.upstream.url,

@@ -1,4 +1,4 @@
-"""Parameters that an operator puts into the bodies of batches' requests: for all of them, for an endpoint, for a model."""
+"""Parameters that an operator puts into requests of batches: into all, by endpoint, or by model."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ class ParametersSettings(Group, frozen=True):
     ] = msgspec.field(default_factory=dict)
 
     def levels(self) -> tuple[ParameterLevel, ...]:
-        """All of them, the least particular first."""
+        """Return the levels with parameters: for all requests, then by endpoint, then by model."""
         found = [ParameterLevel(self.defaults, self.overrides)]
         found += [ParameterLevel(one.defaults, one.overrides, endpoint=name) for name, one in self.endpoints.items()]
         found += [ParameterLevel(one.defaults, one.overrides, model=name) for name, one in self.models.items()]
@@ -56,7 +56,7 @@ class ParametersSettings(Group, frozen=True):
 
 
 def problems(settings: ParametersSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Every parameter that no request may have."""
+    """Return the parameters that no request may have, each with its path and the reason."""
     places: list[tuple[KeyPath, str, ParametersSettings | ParameterEntry]] = [(("parameters",), "", settings)]
     places += [(("parameters", "endpoints", name), name, one) for name, one in settings.endpoints.items()]
     places += [(("parameters", "models", name), "", one) for name, one in settings.models.items()]

@@ -1,8 +1,11 @@
-"""Code of an operator's own, named by import path: found, tried on samples where that does no harm, and refused at start.
+"""An operator's own code, named by import path. Code that cannot be used is refused at start.
 
-A rank is a function of one job (a number, least first) or of two (a comparator: negative when the first goes first). An order of queues
-takes how each queue stands and gives their names, best first. A hook takes a body and whose it is; it may call others and wait for them, so
-it is not tried before it is needed.
+- A rank is a function of one job (a number, least first) or of two jobs (a comparator: negative if
+  the first goes first). It is tried on sample jobs.
+- An order of queues takes the state of each queue and returns their names, best first. It is tried
+  on sample queues.
+- A hook takes a body and the call's owner and target. It may call other services, so it is not
+  tried before it is needed.
 """
 
 import functools
@@ -25,7 +28,10 @@ _QUEUES = (QueueView("default", 3, 9_000, 500, 1_000, None), QueueView("second",
 
 
 def load_rank(path: str) -> RankKey:
-    """The rank at this path as a key: what it gives for each job can be compared, and anything but a number is an error."""
+    """Return the rank at this path as a sort key for jobs.
+
+    The key raises an error for no number.
+    """
     found = _load("scheduler.rank", path)
     count = _parameters("scheduler.rank", path, found)
     if count == 1:
@@ -49,7 +55,7 @@ def load_rank(path: str) -> RankKey:
 
 
 def load_queue_order(path: str) -> QueueOrder:
-    """The order of queues at this path."""
+    """Return the order of queues at this path."""
     found = _load("scheduler.queue_order", path)
     count = _parameters("scheduler.queue_order", path, found)
     if count != 1:
@@ -68,7 +74,7 @@ def load_queue_order(path: str) -> QueueOrder:
 
 
 def load_hook(setting: str, path: str) -> Own:
-    """The hook or guardrail at this path: a function of a body and of whose it is, plain or a coroutine."""
+    """Return the hook or guardrail at this path: a function or coroutine with two arguments."""
     found = _load(setting, path, may_wait=True)
     count = _parameters(setting, path, found)
     if count != 2:
@@ -108,7 +114,7 @@ def _load(setting: str, path: str, *, may_wait: bool = False) -> Callable[..., A
 
 
 def _parameters(setting: str, path: str, found: Callable[..., Any]) -> int:
-    """How many arguments must be given."""
+    """Return how many arguments a function needs."""
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Turns the settings of the scheduler, of hooks and of guardrails into policies and rules, own code and all."""
+"""The policies and rules that the settings of the scheduler, hooks and guardrails stand for."""
 
 import functools
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ NO_SHADOW = "none"
 
 
 def schedule_policy(settings: Settings) -> Policy:
-    """Every knob of the scheduler as the settings have it."""
+    """Return the scheduler's policy from the settings."""
     scheduler = settings.scheduler
     return Policy(
         mode=Mode(scheduler.mode),
@@ -42,14 +42,17 @@ def schedule_policy(settings: Settings) -> Policy:
 
 
 def switched(policy: Policy, override: ModeOverride) -> Policy:
-    """The policy as it was switched at run time. A name that this program does not know is a newer one's: the settings stand."""
+    """Return the policy with the modes that an operator chose at run time.
+
+    A mode that this program does not know is from a newer version; then the settings' mode stays.
+    """
     known = {mode.value: mode for mode in Mode}
     shadow = None if override.shadow_mode == NO_SHADOW else known.get(override.shadow_mode, policy.shadow_mode)
     return msgspec.structs.replace(policy, mode=known.get(override.mode, policy.mode), shadow_mode=shadow)
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """What is wrong with the functions that the settings name, and with hooks and guardrails."""
+    """Return the problems of hooks, guardrails and the scheduler's functions, with their paths."""
     for group, named in (("hooks", settings.hooks), ("guardrails", settings.guardrails)):
         for name, entry in named.items():
             try:
@@ -67,7 +70,7 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def call_rules(settings: Settings) -> tuple[PolicyRule, ...]:
-    """Every hook and every guardrail, in the order in which a call meets them."""
+    """Return all hooks and guardrails, in the order in which they judge a call."""
     return tuple(
         _rule(group, name, entry)
         for group, named in (("hooks", settings.hooks), ("guardrails", settings.guardrails))

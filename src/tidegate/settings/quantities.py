@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, `30s`, `1h30m`, `200MB`, in the unit that a setting's name ends in."""
+"""Durations and sizes as people write them (`30s`, `200MB`), in the unit of the setting's name."""
 
 import re
 
@@ -16,13 +16,13 @@ SIZE_EXAMPLES = "`200MB` or `8GiB`"
 
 
 def examples(name: str) -> str:
-    """Return how a setting of this name may be written besides its number; empty for one that is neither duration nor size."""
+    """Return examples of text for a setting of this name; empty if it is no duration or size."""
     unit = _unit_of(name)
     return "" if unit is None else SIZE_EXAMPLES if unit == "bytes" else DURATION_EXAMPLES
 
 
 def parse(name: str, text: str) -> float | None:
-    """Return the number that this text is in the unit of the setting's name; None for what is no such quantity."""
+    """Return this text as a number in the unit of the setting's name; None if that fails."""
     unit = _unit_of(name)
     text = text.strip().lower()
     if unit is None or len(text) > _TEXT_CHARS_MAX or not _DURATION.fullmatch(text):

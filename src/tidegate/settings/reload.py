@@ -1,4 +1,4 @@
-"""The file that settings came from, read again when it was changed: what may change without a restart, and what may not."""
+"""The file of the settings, read again after a change: which settings change without a restart."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +8,12 @@ import msgspec
 from tidegate.settings.groups import Settings
 from tidegate.settings.renewal import file_stamp
 
-# Everything else is built into a process when it starts.
+# All others take effect when a process starts.
 RELOADED = ("models", "resources", "tenants", "tiers", "budgets")
 
 
 class SettingsFile:
-    """`read` reads the settings as the command that started this process did."""
+    """The settings' file and its last change. `read` loads it as at the start of this process."""
 
     def __init__(self, path: Path, read: Callable[[], Settings]) -> None:
         self._path = path
@@ -21,9 +21,12 @@ class SettingsFile:
         self._used = self._seen = file_stamp(path)
 
     def news(self) -> Settings | None:
-        """Return the settings if the file was changed and stayed the same since the last look: an editor may be writing it.
+        """Return the settings if the file was changed; None if not.
 
-        Settings that cannot be used raise SettingsError at every look: a disk may come back, or a file that they name may appear."""
+        - An editor may still be writing, so the file must not have changed since the last look.
+        - Settings that cannot be used raise SettingsError at every look, because the cause may go
+          away: a disk may come back, or a file that they name may appear.
+        """
         stamp = file_stamp(self._path)
         is_still = stamp == self._seen
         self._seen = stamp
@@ -35,7 +38,7 @@ class SettingsFile:
 
 
 def reloaded(used: Settings, found: Settings) -> tuple[Settings, list[str]]:
-    """Return the settings in use with what may change while a process runs, and the groups that wait for the next start."""
+    """Return the used settings with changes that need no restart, and the groups that need one."""
     waiting = [
         name for name in found.__struct_fields__ if name not in RELOADED and getattr(found, name) != getattr(used, name)
     ]

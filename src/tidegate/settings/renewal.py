@@ -1,8 +1,10 @@
-"""Keys and certificates that lie in files, as the files are now: a key that its owner replaced is used without a restart.
+"""Keys and certificates in files, read again, so that a replaced one is used without a restart.
 
-A file that cannot be read, or does not hold a secret, for a moment (it may be replaced in two steps) changes nothing: what it
-held before is used on, and it is looked at again. What came from the environment or stands in the settings stays as it is: a process
-cannot see those change. This module makes no call and knows no store.
+- A file may be replaced in two steps. While it cannot be read, or holds no secret, the secret from
+  before stays in use, and the file is read again later.
+- Secrets from the environment or the settings stay, because a process cannot see them change.
+
+This module makes no call and knows no store.
 """
 
 import os
@@ -15,12 +17,15 @@ from tidegate.core.deployments import Deployment, Secret
 from tidegate.core.errors import SettingsError
 from tidegate.settings import secrets
 
-# Which file it is and when it was written; None when there is none.
+# A file's inode, time of writing and size; None if there is no file.
 Stamp = tuple[int, int, int] | None
 
 
 class Renewal:
-    """Remembers what it was asked for since `begin_renewal`. `troubles` says which files are not what they should be, and why."""
+    """The secrets and certificates that were asked for since `begin_renewal`.
+
+    `troubles` has the problem of each file that cannot be used, by reference.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ: Mapping[str, str] = os.environ if environ is None else environ
@@ -29,16 +34,16 @@ class Renewal:
         self.troubles: dict[str, str] = {}
 
     def begin_renewal(self) -> None:
-        """Everything that is still needed is asked for again from here on."""
+        """Forget the files. The caller asks again for all that it still needs."""
         self._stamps = {}
         self.troubles = {}
 
     def has_news(self) -> bool:
-        """Whether a file is another than when it was read, or could not be read."""
+        """Return whether a file has changed since it was read, or could not be used."""
         return bool(self.troubles) or any(file_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     def secret(self, reference: str, before: Secret | None = None) -> Secret:
-        """What a reference stands for now; `before` is what it was at the start, where that is known."""
+        """Return the present secret of a reference; `before` is the one at the start, if known."""
         path = secrets.file_of(reference)
         if path is None:
             return secrets.resolve(reference, self._environ)[0]
@@ -57,7 +62,7 @@ class Renewal:
         return found
 
     def renewed(self, deployment: Deployment) -> Deployment:
-        """A deployment of the settings, with its secrets and certificates as they are now."""
+        """Return a deployment of the settings with its present secrets and certificates."""
         key, queue = deployment.api_key, deployment.queue
         if key is not None and key.source:
             deployment = replace(deployment, api_key=self.secret(key.source, key))
@@ -66,7 +71,10 @@ class Renewal:
         return self.stamped(deployment)
 
     def stamped(self, deployment: Deployment) -> Deployment:
-        """With another certificate it is called over other connections."""
+        """Return a deployment with the stamp of its certificates.
+
+        A new stamp means new connections.
+        """
         tls = deployment.tls
         paths = [Path(name) for name in (tls.ca_file, tls.cert_file, tls.key_file) if name]
         if not paths:

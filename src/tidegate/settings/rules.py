@@ -1,4 +1,4 @@
-"""What no single setting can know: defaults that follow from others, and values that do not go together."""
+"""Rules over several settings: defaults that follow from others, and values that do not fit."""
 
 from collections.abc import Iterator
 from ipaddress import ip_network
@@ -20,7 +20,7 @@ _WITH_PASSWORD = (("store", "url"), ("redis", "url"))
 
 
 def completed(settings: Settings) -> Settings:
-    """Return the settings with the embedded store and blobs in the data directory, where they name no other place."""
+    """Return the settings with store and blobs in the data directory by default."""
     data = settings.data_dir
     store, blobs = settings.store, settings.blobs
     if store.url is None:
@@ -31,26 +31,32 @@ def completed(settings: Settings) -> Settings:
 
 
 def local_path(url: str) -> Path:
-    """The path in a sqlite:/// or file:/// URL: absolute, unless it begins with a dot (`sqlite:///./tidegate.db`)."""
+    """Return the path in a sqlite:/// or file:/// URL.
+
+    It is absolute, unless it begins with a dot (`sqlite:///./tidegate.db`).
+    """
     rest = url.partition(":///")[2]
     path = Path(rest) if rest.startswith(".") else Path("/" + rest.lstrip("/"))
     return path.absolute()
 
 
 def redacted(url: str) -> str:
-    """The same URL without its password, for people's eyes."""
+    """Return a URL without its password, to show it."""
     head, at, tail = url.rpartition("@")
     scheme, slashes, userinfo = head.partition("://")
     return f"{scheme}{slashes}{userinfo.partition(':')[0]}:***{at}{tail}" if at and ":" in userinfo else url
 
 
 def is_worth_hiding(path: KeyPath, text: str) -> bool:
-    """Whether this literal is really a secret: the store's and Redis' URLs are so only when they have a password in them."""
+    """Return whether this text is really a secret.
+
+    A URL of the store, of Redis or of a queue is one only if it has a password.
+    """
     return (path not in _WITH_PASSWORD and path[-2:] != ("queue", "url")) or redacted(text) != text
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Every pair of values that cannot both be, as the key to fix and what to do about it."""
+    """Return all problems of the settings: for each the key to fix, and what to do."""
     yield from _url_problems(settings)
     yield from models.problems(settings)
     yield from body_fields.problems(settings)
@@ -72,7 +78,7 @@ def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """What works but should be known."""
+    """Return warnings about settings that work but that an operator should know about."""
     found = []
     if settings.store.is_postgresql and not settings.blobs.is_object_store:
         found.append(

@@ -1,4 +1,4 @@
-"""Settings of the scheduler, and of Redis where limits are shared through it."""
+"""Settings of the scheduler, and of Redis, through which processes may share limits."""
 
 from typing import Annotated, Literal
 
@@ -106,5 +106,5 @@ class Redis(Group, frozen=True):
 
     @property
     def location(self) -> str:
-        """The URL, password and all: for the one who connects."""
+        """Return the URL with its password, to connect to it."""
         return self.url.reveal() if self.url is not None else ""

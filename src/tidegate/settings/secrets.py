@@ -1,5 +1,8 @@
-"""Where a secret comes from: an environment variable (`env:NAME`, or `os.environ/NAME` as others write it), a file, or, with a warning,
-the configuration itself."""
+"""The places of secrets: environment variables, files or, with a warning, the configuration itself.
+
+`env:NAME` refers to a variable, as does `os.environ/NAME`, which other tools use. `file:PATH`
+refers to a file.
+"""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +16,7 @@ _IN_ENVIRONMENT = ("env:", "os.environ/")
 
 
 def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
-    """The secret that `env:NAME`, `file:PATH` or a literal stands for, and whether it was a literal."""
+    """Return the secret behind `env:NAME`, `file:PATH` or a literal, and whether it is literal."""
     name = variable_of(text)
     if name is not None:
         return Secret(_from_environment(name, environ)), False
@@ -28,24 +31,24 @@ def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
 
 
 def referenced(text: str) -> Secret:
-    """The secret behind a reference that a command was given."""
+    """Return the secret behind a reference from a command line."""
     return resolve(text, os.environ)[0]
 
 
 def variable_of(text: str) -> str | None:
-    """The environment variable that this says the secret lies in."""
+    """Return the environment variable that a reference names; None if it names none."""
     return next((text.removeprefix(prefix) for prefix in _IN_ENVIRONMENT if text.startswith(prefix)), None)
 
 
 def file_of(text: str) -> Path | None:
-    """The file that this says the secret lies in."""
+    """Return the file that a reference names; None if it names none."""
     if text.startswith("file:") and not text.startswith("file://"):
         return Path(text[len("file:") :]).expanduser()
     return None
 
 
 def is_reference(text: str) -> bool:
-    """Whether this only says where the secret is."""
+    """Return whether a text is a reference and not the secret itself."""
     return text.startswith((*_IN_ENVIRONMENT, "file:")) and not text.startswith("file://")
 
 

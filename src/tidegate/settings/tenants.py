@@ -1,4 +1,4 @@
-"""Turns what an operator wrote about tenants into weights, caps and budgets, by a tenant's name."""
+"""The weights, caps and budgets of tenants, made from the settings, by a tenant's name."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tidegate.settings.models import limit_problems, limits_of
 
 
 class TenantPolicy(msgspec.Struct, frozen=True):
-    """What one tenant may have; 0 lifts a cap."""
+    """The weight, caps and limits of one tenant; 0 lifts a cap."""
 
     weight: float
     in_flight_units_max: int
@@ -28,7 +28,7 @@ class TenantPolicy(msgspec.Struct, frozen=True):
 
     @property
     def binds_calls(self) -> bool:
-        """Whether this limits calls at all: by a budget, or by how many may go at once."""
+        """Return whether this limits calls at all: by a budget, or by a number of calls at once."""
         limits = (self.limits, self.team_limits, self.user_limits, self.key_limits)
         return any(limits) or bool(self.parallel_max or self.user_parallel_max or self.key_parallel_max)
 
@@ -41,14 +41,14 @@ class TenantPolicy(msgspec.Struct, frozen=True):
         job_limits: tuple[Limit, ...] = (),
         team: str | None = None,
     ) -> tuple[Budget, ...]:
-        """The budgets that bind a call of this tenant, beside its deployment's and its resource's; none that limits nothing."""
+        """Return the budgets of the tenant, team, user, key and job that bind a call."""
         named = (*self._named(tenant_id, team, user, key_id), (LimitBound.JOB, job_id, job_limits))
         return tuple(one for bound, name, limits in named if name for one in budgets_of(bound, name, limits))
 
     def creation_budgets(
         self, tenant_id: str, team: str | None, user: str | None, key_id: str | None, own: tuple[Limit, ...]
     ) -> tuple[Budget, ...]:
-        """What binds those who create batches; `own` are the key's own limits."""
+        """Return the budgets that bind the creation of batches; `own` are the key's own limits."""
         return tuple(
             one
             for bound, name, limits in self._named(tenant_id, team, user, key_id)
@@ -69,7 +69,10 @@ class TenantPolicy(msgspec.Struct, frozen=True):
     def parallel(
         self, tenant_id: str, user: str | None, key_id: str | None, key_parallel_max: int
     ) -> tuple[tuple[str, int], ...]:
-        """How many calls at once those may have who are behind a call, by name; `key_parallel_max` is the key's own."""
+        """Return how many calls at once the tenant, user and key of a call may have, by name.
+
+        `key_parallel_max` is the key's own cap.
+        """
         if not (key_parallel_max or self.parallel_max or self.user_parallel_max or self.key_parallel_max):
             return ()
         of_key = min((one for one in (self.key_parallel_max, key_parallel_max) if one), default=0)
@@ -82,22 +85,23 @@ class TenantPolicy(msgspec.Struct, frozen=True):
 
 
 class Tenants:
-    """The policy of every tenant, named in the settings or not."""
+    """The policies of all tenants, named in the settings or not."""
 
     def __init__(self, settings: Settings) -> None:
-        # The caps of those tenants that have one of their own, by name: others hold this very mapping, and its content follows.
+        # The caps of tenants that have their own, by name. Others keep this mapping, so it is
+        # changed in place.
         self.in_flight_caps: dict[str, int] = {}
-        # Another one after every change.
+        # Grows with every change.
         self.number = 0
         self.follow(settings)
 
     def follow(self, settings: Settings) -> None:
-        """Hold tenants to these settings from now on."""
+        """Use these settings from now on."""
         self.number += 1
         self._settings = settings
         self._known = {name: self._policy(entry) for name, entry in settings.tenants.items()}
         self._other = self._policy(TenantEntry())
-        # Most settings bind no tenant: then nothing is asked of them for each call.
+        # Most settings bind no tenant; then no call needs a look-up.
         self.bind_calls = any(policy.binds_calls for policy in (self._other, *self._known.values()))
         self.in_flight_caps.clear()
         self.in_flight_caps.update(
@@ -110,7 +114,7 @@ class Tenants:
         return self._known.get(name, self._other)
 
     def names(self) -> frozenset[str]:
-        """The tenants that the settings name."""
+        """Return the tenants that the settings name."""
         return frozenset(self._known)
 
     def tier(self, name: str) -> str | None:
@@ -138,7 +142,7 @@ class Tenants:
 
 
 def problems(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """Tiers that do not exist, weights given twice, and limits that cannot be."""
+    """Return the problems of tenants: unknown tiers, both a tier and a weight, and bad limits."""
     for name in ("tenant", "team", "user", "key"):
         yield from limit_problems(("budgets", name), getattr(settings.budgets, name))
     tiers = list(settings.tiers)

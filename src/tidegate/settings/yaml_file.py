@@ -1,7 +1,7 @@
-"""Reads one YAML file into plain values and remembers the line that each came from.
+"""One YAML file as plain values, with the line of each. This module knows no setting.
 
-It knows nothing of settings: any key is as good as another here. The file is the operator's, yet a mistake in it must be
-one clear sentence, so sizes are bounded, a key given twice is an error, and nothing in it is ever executed.
+An operator's mistake must become one clear sentence. So sizes are bounded, a key given twice is an
+error, and no part of the file is ever executed.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ class YamlFile:
         self._loader = yaml.SafeLoader("")
 
     def line_of(self, path: KeyPath) -> int | None:
-        """The line of this value, or of the nearest thing around it."""
+        """Return the line of this value, or of the nearest value around it."""
         for length in range(len(path), -1, -1):
             if (line := self.lines.get(path[:length])) is not None:
                 return line
@@ -71,7 +71,7 @@ class YamlFile:
 
 
 def read(path: Path) -> YamlFile:
-    """The file at this path; a missing or broken one is a SettingsError that says what to do."""
+    """Return the file at this path. For a missing or broken one, raise a clear SettingsError."""
     try:
         with path.open("rb") as stream:
             data = stream.read(FILE_BYTES_MAX + 1)
@@ -87,7 +87,7 @@ def read(path: Path) -> YamlFile:
 
 
 def parse(data: bytes | str, name: str) -> YamlFile:
-    """These bytes as YAML; `name` is what error messages call them."""
+    """Parse YAML; error messages call it `name`."""
     taken = YamlFile(name)
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
