@@ -1,8 +1,8 @@
-"""`tidegate verify`: check one job's promises with SQL and readers of its own.
+"""The judge behind `tidegate verify`: it checks one job's promises with its own SQL and readers.
 
-It is written apart from what it judges, so that one bug cannot hide in both: its own SQL, its own JSONL reader, its own reading
-of ids and usage. It takes nothing from `flow`, `store` or the shapes of `core`; bytes come through the Blobs port alone.
-It only reads.
+The judge shares little code with the parts that it judges, so that one bug cannot hide in both. It
+has its own SQL, its own JSONL reader and its own reading of ids and usage. It takes nothing from
+`stages` or `store`, and bytes come through the Blobs port alone. The judge only reads.
 """
 
 from collections.abc import AsyncIterator
@@ -46,7 +46,10 @@ async def judge(
     witness: Path | None = None,
     allowance: Allowance | None = None,
 ) -> Report:
-    """Judge one job by every rule; a running one for what already holds. CannotJudge when it cannot be looked at."""
+    """Judge one job by all rules; raise CannotJudge if its records or bytes cannot be read.
+
+    A running job is judged by what must hold already.
+    """
     case = await gather(records, blobs, job_id, witness, allowance or Allowance())
     return Report(job_id, case.job["state"], tuple(rule.judge(case) for rule in RULES))
 
@@ -54,7 +57,7 @@ async def judge(
 async def sweep(
     records: Records, blobs: Blobs, witness: Path | None = None, allowance: Allowance | None = None
 ) -> AsyncIterator[Report]:
-    """Judge every job that the store knows, in the order of their ids."""
+    """Judge all jobs in the store, in the order of their ids."""
     sql = "select id from jobs where id > $1 order by id limit $2"
     last = ""
     while page := await records.rows(sql, (last, _SWEEP_PAGE_COUNT)):

@@ -1,6 +1,7 @@
-"""Everything that is known about one job, gathered once: the store's rows of one moment, and what its files say.
+"""The case of one job, gathered once: the store's rows at one moment, and the lines of its files.
 
-Nothing is judged here. What cannot be read although it should be is kept as trouble, for a rule to report.
+This module judges nothing. If bytes cannot be read that should be there, the case keeps that as
+trouble, for a rule to report.
 """
 
 import hashlib
@@ -38,11 +39,13 @@ from usage where job_id = $1
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What an operator's settings allow, and what the caller of the judge expects.
+    """The limits from an operator's settings, and the expectations of the judge's caller.
 
-    `attempts_max` is the larger of the settings' two; `grace_ms` is what calls in flight get when a job closes. `cancel_ms` is how
-    soon sending must stop, `travel_ms` how long a call may take to arrive. `overridden` are the parameters that the settings replace,
-    `defaulted` those that they fill in.
+    - `attempts_max` is the larger of the settings' two.
+    - `grace_ms` is the time for calls in flight when a job closes.
+    - `cancel_ms` is the time within which sending must stop.
+    - `travel_ms` is the longest time that a call may take to arrive.
+    - `overridden` are the parameters that the settings replace, `defaulted` those they fill in.
     """
 
     attempts_max: int = 3
@@ -56,7 +59,10 @@ class Allowance:
 
 @dataclass(slots=True)
 class Content:
-    """One file: its row, its extents, and what reading it gave. `absent` says why it rightly has no bytes."""
+    """One file: its row, its extents and its contents.
+
+    `absent` is the reason why it may have no bytes.
+    """
 
     name: str
     file_id: str | None
@@ -106,18 +112,18 @@ class Case:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """What the job's caller has put into the bodies of all requests."""
+        """Return the names of the parameters that the job's caller put into all requests."""
         return frozenset((*self.asked.get("defaults", {}), *self.asked.get("overrides", {})))
 
     @property
     def set_by_others(self) -> frozenset[str]:
-        """Parameters that a line does not decide, here or in the earlier job whose answers are taken."""
+        """Return the parameters that no line decides, in this job or the one whose answers it reuses."""
         earlier = self.earlier.parameters if self.earlier is not None else frozenset()
         return self.parameters | self.allowance.overridden | earlier
 
     @property
     def copied_count(self) -> int:
-        """How many items are not run, but have a copy of another line; they are the last ones."""
+        """Return how many items get a copy of another line instead of a run; they are the last."""
         return cast(int, self.job["deduplicated_count"] + self.job["reused_count"])
 
     @property
@@ -130,7 +136,10 @@ class Case:
 
     @property
     def abandoned(self) -> bool:
-        """Whether an operator gave up publishing this job: then items that never ran have neither a line nor an outcome."""
+        """Return whether an operator gave up publishing this job.
+
+        Then items that never ran have neither a line nor an outcome.
+        """
         if self.job["state"] != "failed" or self.job["finalizing_at"] is None:
             return False
         try:
@@ -143,7 +152,7 @@ class Case:
 
     @property
     def part(self) -> str:
-        """The letters that the ids of the job's items share with its own."""
+        """Return the letters of the job's id that are also in its items' ids."""
         return cast(str, self.job["id"][_JOB_PART])
 
     @property
@@ -156,7 +165,7 @@ class Case:
         return [content for content in own if content is not None]
 
     def has_results(self, found: Finding) -> bool:
-        """Whether the result lines can be judged; if not, the rule is skipped."""
+        """Return whether the result lines can be judged; skip the rule if not."""
         absent = NOT_INGESTED if not self.ingested else self.output.absent or self.error.absent
         if absent:
             found.skip(absent)
@@ -166,7 +175,7 @@ class Case:
         return [line for line in self.result_lines if line.name == name]
 
     def by_number(self) -> dict[int, ResultLine]:
-        """The first line of each item."""
+        """Return the first line of each item."""
         first: dict[int, ResultLine] = {}
         for line in self.result_lines:
             if line.job_part == self.part:
@@ -175,7 +184,7 @@ class Case:
 
 
 async def gather(records: Records, blobs: Blobs, job_id: str, witness: Path | None, allowance: Allowance) -> Case:
-    """Look at the store, read the files, look at the job once more."""
+    """Read the store's rows, then the files, then the job's row once more."""
     await records.refresh()
     case = await _look(records, job_id, allowance)
     await records.refresh()
@@ -211,7 +220,7 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
     for file_id in asked.get("more_inputs", ()):
         rows = await records.rows("select * from files where id = $1", (file_id,))
         more.append(await _content(records, job | {"input_file_id": file_id}, "input", rows))
-        # What cannot be read of one file cannot be judged of the whole input.
+        # If one file cannot be read, the whole input cannot be judged.
         content["input"].absent = content["input"].absent or more[-1].absent
     for name, part_ids in (read_json(job["parts"].encode()) if job["parts"] else {}).items():
         for file_id in part_ids:
@@ -278,7 +287,7 @@ async def _content(records: Records, job: Row, name: str, files: list[Row]) -> C
 
 
 async def _read_earlier(case: Case, records: Records, blobs: Blobs) -> None:
-    """Read the answers that the job takes from an earlier one, and the requests that these were made for, for as long as they are kept."""
+    """Read the earlier answers that the job reuses, and their requests, while they are kept."""
     rows = await records.rows("select * from jobs where id = $1", (case.asked.get("reuse_from", ""),))
     if not rows or not case.job["reused_count"]:
         return
@@ -311,7 +320,7 @@ async def _read_input(case: Case, blobs: Blobs) -> None:
 
 
 async def _read_lines(case: Case, content: Content, blobs: Blobs, before: int) -> None:
-    """Read one file of the input; `before` lines stand in those before it."""
+    """Read one file of the input; the files before it have `before` lines."""
     async for line in _read(content, blobs):
         content.line_count += 1
         read = read_input_line(line, content.line_count, before)
@@ -332,7 +341,7 @@ async def _read_results(content: Content, lines: list[ResultLine], blobs: Blobs,
 
 
 async def _read_parts(content: Content, blobs: Blobs) -> None:
-    """Read the files that a result file was cut into, one after the other."""
+    """Read the parts that a result file was cut into, one after the other."""
     digest = hashlib.sha256()
     for part in content.parts:
         if not part.absent and not part.trouble:
@@ -343,7 +352,10 @@ async def _read_parts(content: Content, blobs: Blobs) -> None:
 
 
 async def _read(content: Content, blobs: Blobs) -> AsyncIterator[JsonlLine]:
-    """The lines of a file, its size and hash on the way. Bytes that are gone are trouble; a store that is away ends the judging."""
+    """Yield the lines of a file, and note its size and hash.
+
+    Missing bytes are kept as trouble. If the blobs cannot be reached, raise CannotJudge.
+    """
     digest = hashlib.sha256()
 
     async def counted() -> AsyncIterator[tuple[int, bytes]]:
@@ -363,7 +375,7 @@ async def _read(content: Content, blobs: Blobs) -> AsyncIterator[JsonlLine]:
 
 
 async def _read_work(case: Case, blobs: Blobs) -> None:
-    """The custom_id of each item, from the lines that the workers read, for as long as these are kept."""
+    """Read the custom_id of each item from the work file, for as long as it is kept."""
     job = case.job
     blob = case.blobs.get(job["work_blob_id"] or "")
     if not case.ingested:

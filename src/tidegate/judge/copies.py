@@ -1,4 +1,4 @@
-"""What makes two requests of an input the same, found out by the judge alone."""
+"""The judge's own test of whether two requests are the same."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class EarlierAnswers:
-    """An earlier job whose answers are taken: what it put into all its requests, and what is still kept of both."""
+    """The earlier job whose answers are reused: its parameters, and its requests and lines if still kept."""
 
     parameters: frozenset[str]
     request_keys: dict[str | None, RequestKey] = field(default_factory=dict)
@@ -26,7 +26,10 @@ class EarlierAnswers:
 
 
 def read_request_key(data: bytes, left_out: frozenset[str]) -> RequestKey:
-    """Read a line of an input; parameters that are `left_out` of its key are set by its batch or the operator."""
+    """Read the request of an input line.
+
+    Its batch or the operator sets the parameters in `left_out`, so its key leaves them out.
+    """
     try:
         line = read_json(data.removeprefix(BOM))
     except NotJson:

@@ -1,6 +1,6 @@
 """The judge's own reader of files: the bytes of extents, cut into lines, each read as strict JSON.
 
-It knows nothing of what a line should say.
+The reader does not know what a line must contain.
 """
 
 import json
@@ -16,16 +16,19 @@ DIGITS_MAX = 400
 
 
 class NotJson(ValueError):
-    """The bytes are not one strict JSON value; the text says why without quoting them."""
+    """The bytes are not one strict JSON value; the message gives the reason without quoting them."""
 
 
 class NamedTwice(dict[str, Any]):
-    """An object in which a key was named twice: readers would differ in which one counts."""
+    """A JSON object with a key twice. Readers differ in which of the two counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonlLine:
-    """One line without its newline; `at` is its place in the file. One that no newline ended is not whole."""
+    """One line without its newline; `at` is its place in the file.
+
+    Without a newline it is not whole.
+    """
 
     at: int
     data: bytes
@@ -37,7 +40,7 @@ class JsonlLine:
 
 
 async def pieces_of(blobs: Blobs, extents: Sequence[Row]) -> AsyncIterator[tuple[int, bytes]]:
-    """A file's bytes in the order of its extents, each piece with its place in the file."""
+    """Yield a file's bytes in the order of its extents, each piece with its place in the file."""
     for extent in extents:
         at = extent["at"]
         async for chunk in blobs.stream(extent["blob_id"], extent["blob_at"], extent["size_bytes"]):
@@ -46,7 +49,7 @@ async def pieces_of(blobs: Blobs, extents: Sequence[Row]) -> AsyncIterator[tuple
 
 
 async def lines_of(chunks: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[JsonlLine]:
-    """Cut on 0x0A only. Where the places of two pieces do not join, a line cannot go on either."""
+    """Cut pieces into lines, at 0x0A only. A gap between two pieces ends a line too."""
     rest, rest_at = b"", 0
     async for at, chunk in chunks:
         if rest and (at != rest_at + len(rest) or len(rest) > LINE_BYTES_MAX):
@@ -64,7 +67,7 @@ async def lines_of(chunks: AsyncIterator[tuple[int, bytes]]) -> AsyncIterator[Js
 
 
 def read_json(data: bytes) -> Any:
-    """One value; NaN, text that is no UTF-8 and anything behind the value are refused."""
+    """Parse one JSON value. Refuse NaN, bytes that are not UTF-8, and anything behind the value."""
     try:
         return _decoder.decode(data.decode())
     except UnicodeDecodeError as error:
@@ -82,7 +85,8 @@ def _pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole_number(text: str) -> int:
-    # A number with thousands of digits is legal JSON, and making an integer of it is slow: no rule asks for its value.
+    # A number of thousands of digits is legal JSON but slow to convert, and no rule needs its
+    # value.
     return int(text) if len(text) <= DIGITS_MAX else -1
 
 

@@ -1,6 +1,6 @@
-"""What the lines of an input and of result files say, read by the judge alone, in OpenAI's words.
+"""The judge's own reader of lines: requests of an input, and OpenAI's shape of result lines.
 
-Every departure from the exact shape is noted with the line; whether the line is in the right place is for the rules.
+It notes all faults of a line's shape. The rules decide whether a line is in its place.
 """
 
 import json
@@ -23,7 +23,7 @@ _REQUEST_ID = re.compile(r"req_[0-9A-Za-z]{22}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class JudgedInputLine:
-    """One request of an input: its 1-based line, and its custom_id as far as that can be read."""
+    """One request of an input: its line number from 1, and its custom_id if that can be read."""
 
     line: int
     custom_id: str | None
@@ -39,10 +39,14 @@ class ClaimedUsage:
 
 @dataclass(slots=True)
 class ResultLine:
-    """One line of an output or error file. `faults` says how it departs from the shape, `refusal` is the code in an HTTP error's body,
-    `named_refusal` only one that is a text beside one, which is then the `refusal_message`. `tries` is what each answer took where the
-    first did not fit; `usage` is then their sum. A line that was `copied` names the one it is a `copy_of`; `content` stands for what both
-    must have in common."""
+    """One line of an output or error file.
+
+    - `faults` are its departures from the shape.
+    - `refusal` is the code in an HTTP error's body. `named_refusal` and `refusal_message` are its
+      code and message if both are texts.
+    - `tries` is the usage of each answer if the first did not fit; `usage` is then their sum.
+    - A `copied` line names the item that it is a `copy_of`; both must have the same `content`.
+    """
 
     name: str
     line: int
@@ -77,7 +81,7 @@ class ResultLine:
 
 
 def split_item_id(text: str) -> tuple[str, int] | None:
-    """The job's letters and the item's number in an item's id; None for anything else."""
+    """Return the job's letters and the item's number from an item's id; None for any other text."""
     found = _ITEM_ID.fullmatch(text)
     if found is None:
         return None
@@ -88,7 +92,7 @@ def split_item_id(text: str) -> tuple[str, int] | None:
 
 
 def read_parameters(data: bytes, names: frozenset[str]) -> dict[str, Any] | None:
-    """What a line's body says under these names; None where the line is no request."""
+    """Return the parameters of these names from a line's body; None if the line is no request."""
     try:
         line = read_json(data.removeprefix(BOM))
     except NotJson:
@@ -98,12 +102,15 @@ def read_parameters(data: bytes, names: frozenset[str]) -> dict[str, Any] | None
 
 
 def text_key(value: Any) -> str:
-    """The same for values that are the same JSON, white space apart."""
+    """Return a hash of a JSON value that does not depend on white space."""
     return sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_input_line(line: JsonlLine, number: int, before: int = 0) -> JudgedInputLine | None:
-    """A request of an input; None for a line of white space. `before` lines stand in the files before its own."""
+    """Read a request of an input; return None for a line of white space.
+
+    The files before its own have `before` lines.
+    """
     data = line.data.removeprefix(BOM) if number == 1 else line.data
     if not data.strip(b" \t\r"):
         return None
@@ -116,7 +123,10 @@ def read_input_line(line: JsonlLine, number: int, before: int = 0) -> JudgedInpu
 
 
 def read_result_line(line: JsonlLine, name: str, number: int, *, has_copies: bool = False) -> ResultLine:
-    """One finished line, with everything that is wrong with its shape. What it says is kept only where other lines may be copies of it."""
+    """Read one finished line, with all faults of its shape.
+
+    `has_copies` keeps its content's hash.
+    """
     read = ResultLine(name, number, line.at, line.size_bytes, crc32(line.data + b"\n" * line.whole))
     if not line.whole:
         read.faults.append("it does not end with a newline")
@@ -155,7 +165,7 @@ def read_result_line(line: JsonlLine, name: str, number: int, *, has_copies: boo
 
 
 def _read_extras(read: ResultLine, fields: Any, error: Any) -> None:
-    """Read what answers cost, what each of several took, and what the upstream sent instead of one that can be used."""
+    """Read the `tidegate` part: costs, tries, a copy's source, and the upstream's raw text."""
     if not isinstance(fields, dict) or not fields:
         read.faults.append("tidegate is no object, or an empty one")
         return
@@ -176,7 +186,7 @@ def _read_extras(read: ResultLine, fields: Any, error: Any) -> None:
 
 
 def _read_tries(read: ResultLine, tries: Any) -> None:
-    """Read the answers that were paid for; all but the last one did not fit."""
+    """Read the answers that were paid for. All but the last must name a problem."""
     if not isinstance(tries, list) or not tries or not all(isinstance(one, dict) for one in tries):
         read.faults.append("tidegate.tries must be a list of objects")
         return
@@ -193,7 +203,7 @@ def _read_tries(read: ResultLine, tries: Any) -> None:
 
 
 def _read_cost(read: ResultLine, fields: Any) -> None:
-    """What the answer cost, in billionths; its parts make its whole."""
+    """Read the cost of an answer in billionths; its parts must add up to it."""
     if not _is_object(read, fields, "tidegate", ("cost", "input_cost", "cached_cost", "output_cost")):
         return
     nano = {name: _nano(text) for name, text in fields.items()}
@@ -252,7 +262,10 @@ def _read_error(read: ResultLine, fields: Any) -> None:
 
 
 def read_usage(usage: Any) -> ClaimedUsage:
-    """What an answer says it cost. A number that is no token count says nothing; the others still do."""
+    """Read the usage of an answer.
+
+    A number that is no token count is left out; the others count.
+    """
     if not isinstance(usage, dict):
         return ClaimedUsage()
     prompt, completion = _tokens(usage, "prompt_tokens"), _tokens(usage, "completion_tokens")
@@ -262,7 +275,7 @@ def read_usage(usage: Any) -> ClaimedUsage:
     written = _details(usage, "completion_tokens_details", "output_tokens_details")
     reasoning = _tokens(written, "reasoning_tokens") or _tokens(written, "thinking_tokens") or 0
     if prompt is None:
-        # Anthropic counts what it read from or wrote to its cache apart from the other input.
+        # Anthropic counts cache reads and writes apart from the other input.
         prompt = min((read or 0) + (from_cache or 0) + (to_cache or 0), TOKENS_MAX)
         cached = cached or from_cache or 0
     output = completion if completion is not None else thought or 0
@@ -277,5 +290,5 @@ def _tokens(usage: dict[str, Any], key: str) -> int | None:
 
 
 def _details(usage: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The first of these that is an object counts."""
+    """Return the first of these fields that is an object; an empty one if none is."""
     return next((usage[key] for key in keys if isinstance(usage.get(key), dict)), {})

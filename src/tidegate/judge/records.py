@@ -1,7 +1,7 @@
-"""The judge's own look at the store: plain SQL, read-only, one moment at a time, over SQLite or PostgreSQL.
+"""The judge's own reader of the store: plain read-only SQL over SQLite or PostgreSQL.
 
-It shares no statement and no driver with `store/`, so that one bug cannot hide in both. SQL is written with `$1` for its first
-parameter, which both databases understand.
+It shares no statement and no driver with `store/`, so that one bug cannot hide in both. Parameters
+are written as `$1`, which both databases understand.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ select checksum_failures as failures from pg_stat_database where datname = curre
 
 
 class Records(Protocol):
-    """Rows of the store. All that is read between two calls of `refresh` is of one moment."""
+    """A reader of the store's rows. All rows between two calls of `refresh` are of one moment."""
 
     async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
-        """The rows of one query."""
+        """Return the rows of one query."""
 
     async def refresh(self) -> None:
-        """Let go of this moment; the next query takes a new one."""
+        """End this moment; the next query begins a new one."""
 
     async def now_ms(self) -> int:
-        """The store's clock."""
+        """Return the time of the store's clock."""
 
     async def faults(self) -> list[str]:
-        """What the database itself says is wrong with it; it is asked once."""
+        """Return the faults that the database finds in itself; it is asked once."""
 
 
 class SqliteRecords:
@@ -140,7 +140,10 @@ class PostgresRecords:
 
 
 def _store_time(wall_ms: int, clock: Row) -> int:
-    """The store's time while the machine's clock shows this: without what that was set by, and slower while it is ahead."""
+    """Return the store's time for this time of the machine's clock.
+
+    Steps of the machine's clock are taken out, and while the store's time is ahead it runs slower.
+    """
     if clock["behind"] is None:
         return wall_ms
     return max(wall_ms + int(clock["behind"]), int(clock["start"]) + (wall_ms - int(clock["since"])) * 99 // 100)
@@ -158,7 +161,7 @@ def _no_postgres(error: Exception) -> CannotJudge:
 
 @asynccontextmanager
 async def sqlite_records(path: Path) -> AsyncIterator[SqliteRecords]:
-    """Open the embedded store read-only, beside the process that writes to it."""
+    """Open the embedded store read-only; another process may write to it meanwhile."""
     try:
         connection = apsw.Connection(str(path), apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
@@ -173,7 +176,7 @@ async def sqlite_records(path: Path) -> AsyncIterator[SqliteRecords]:
 
 @asynccontextmanager
 async def postgres_records(url: str) -> AsyncIterator[PostgresRecords]:
-    """Open PostgreSQL read-only. Nothing is prepared ahead, so a transaction-mode pooler may stand between."""
+    """Open PostgreSQL for reading. A transaction-mode pooler is fine: no statement is prepared."""
     try:
         connection = await asyncpg.connect(url, timeout=_TIMEOUT_S, command_timeout=_TIMEOUT_S, statement_cache_size=0)
     except _POSTGRES_TROUBLE as error:

@@ -1,4 +1,4 @@
-"""What the judge says: one verdict for each rule, with bounded evidence, as text for people and as JSON for programs.
+"""The judge's report: one verdict for each rule, with bounded evidence, as text or JSON.
 
 Evidence names lines, numbers, custom_ids and counts. It never quotes a prompt or an answer.
 """
@@ -18,7 +18,7 @@ C = TypeVar("C")
 
 
 class CannotJudge(TidegateError):
-    """There is no verdict: the job, the store, the bytes or the witness cannot be read. The message says what to do."""
+    """The job, the store, the bytes or the witness cannot be read. The message says what to do."""
 
 
 class Verdict(StrEnum):
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class Finding:
-    """What one rule found while it looked."""
+    """The findings of one rule."""
 
     evidence: list[str] = field(default_factory=list)
     violation_count: int = 0
@@ -37,7 +37,7 @@ class Finding:
     seen: str = ""
 
     def wrong(self, what: str) -> None:
-        """One violation. All are counted, the first few are shown."""
+        """Add one violation. All are counted, and the first few are shown."""
         self.violation_count += 1
         if len(self.evidence) < EVIDENCE_COUNT_MAX:
             self.evidence.append(what[:EVIDENCE_CHARS_MAX])
@@ -47,17 +47,17 @@ class Finding:
             self.wrong(otherwise)
 
     def skip(self, why: str) -> None:
-        """The rule says nothing about this job."""
+        """Skip the rule for this job."""
         self.skipped = why
 
     def looked(self, at: str) -> None:
-        """What was looked at, so that an `ok` can be weighed."""
+        """Note what was looked at, for the reader of an `ok`."""
         self.seen = at
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeRule(Generic[C]):
-    """One thing that must hold, and how to look for it."""
+    """One promise that must hold, and the function that checks it."""
 
     id: str
     promise: str
@@ -82,7 +82,7 @@ class JudgeRule(Generic[C]):
 
 
 def rule(id: str, promise: str, sentence: str) -> Callable[[Callable[[C, Finding], None]], JudgeRule[C]]:
-    """Make a function that looks into a rule."""
+    """Turn a function that checks a promise into a rule."""
     return lambda look: JudgeRule(id, promise, sentence, look)
 
 
@@ -132,7 +132,7 @@ class Report:
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """The ids of the rules that do not hold."""
+        """Return the ids of the rules that do not hold."""
         return tuple(check.id for check in self.checks if check.verdict is Verdict.VIOLATED)
 
     def count(self, verdict: Verdict) -> int:
@@ -147,7 +147,10 @@ class Report:
         return f"{self.job_id} ({self.state}): {verdict} ({counts})"
 
     def to_text(self, *, is_short: bool = False) -> str:
-        """One line for each rule, with `is_short` only for what is broken, its evidence under it, and a last line that sums up."""
+        """Return a line for each rule with its evidence under it, and a summary as the last line.
+
+        With `is_short`, only violated rules are listed.
+        """
         shown = [check for check in self.checks if not is_short or check.verdict is Verdict.VIOLATED]
         return "\n".join([line for check in shown for line in check.lines()] + [self.summary()])
 
@@ -162,7 +165,7 @@ class Report:
 
 
 def shown(text: str | None) -> str:
-    """A caller's text, safe and short enough for a terminal."""
+    """Return a caller's text, escaped and cut for a terminal."""
     if text is None:
         return "null"
     cut = text[:SHOWN_CHARS_MAX]

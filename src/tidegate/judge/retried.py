@@ -1,4 +1,4 @@
-"""Which lines of its input a retry has to run, found out from the error lines that it was made of."""
+"""The lines of the input that a retry must run, by the error lines that it was made from."""
 
 import json
 
@@ -10,7 +10,10 @@ _NEVER_RAN = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
 
 
 def retried_lines(job: Row, lines: list[JudgedInputLine], errors: list[ResultLine]) -> list[JudgedInputLine]:
-    """The lines of the input that these errors name and the job's choice picks; of lines with one custom_id the first."""
+    """Return the input lines that these errors name and the job's choice picks.
+
+    If several lines have the same custom_id, the first one counts.
+    """
     choice = json.loads(job["retry_choice"])
     wanted = {line.custom_id for line in errors if line.custom_id is not None and _is_chosen(line, choice)}
     found = []

@@ -1,4 +1,4 @@
-"""Rules that hold the store's records against the witness: what the upstream really was asked."""
+"""Rules that compare the store's records with the witness: the calls that the upstream got."""
 
 from itertools import pairwise
 
@@ -9,12 +9,12 @@ from tidegate.judge.rules_items import BILLED_REASONS, DENIED_CODES, JUDGED_CODE
 from tidegate.judge.witness import Seen
 
 _NO_WITNESS = "no witness was given"
-# A store's clock and an engine's may differ by this much on one machine.
+# The clocks of a store and an engine on one machine may differ by this much.
 _CLOCKS_MS = 1_000
 
 
 def _calls(case: Case, found: Finding) -> dict[int, list[Seen]]:
-    """The witness's calls; without a witness, or a job that sent nothing, the rule is skipped."""
+    """Return the witness's calls by item; skip the rule if there is no witness."""
     if case.witness is None:
         found.skip(_NO_WITNESS)
         return {}
@@ -23,7 +23,7 @@ def _calls(case: Case, found: Finding) -> dict[int, list[Seen]]:
     return case.witness.calls
 
 
-# Codes of a 400 that the gateway gives in the model server's place, before anything is sent.
+# Codes of a 400 that the gateway itself answers with, before it sends anything.
 OWN_REFUSALS = frozenset(
     {
         "duplicate_parameter",
@@ -60,7 +60,7 @@ def results_called(case: Case, found: Finding) -> None:
         if line.copied:
             continue
         if any(call.shared and 200 <= call.status <= 299 for call in seen):
-            # What it got there is in the answer that it shared.
+            # The shared answer holds this item's own status.
             continue
         if line.status == 400 and not seen and line.refusal in OWN_REFUSALS:
             continue
@@ -87,11 +87,12 @@ def repeats_have_reasons(case: Case, found: Finding) -> None:
     leased, lost = _slices_of_items(case)
     for number, calls in _calls(case, found).items():
         if number in leased:
-            # Its worker may have reasons that it has not committed yet.
+            # Its worker may not have committed its reasons yet.
             continue
         pairs = [(before, after) for before, after in pairwise(calls) if before.maybe_billed]
         unexplained = [pair for pair in pairs if not _owner_was_lost(case, *pair)]
-        # What came to nothing in company is tried alone at once, and that once is its own reason.
+        # After a shared call without an answer the item is tried alone once; that needs no other
+        # reason.
         isolated = next((pair for pair in unexplained if pair[0].shared and not pair[1].shared), None)
         unexplained = [pair for pair in unexplained if pair is not isolated]
         reasons = counted.get(number, 0) + lost.get(number, 0)
@@ -104,7 +105,7 @@ def repeats_have_reasons(case: Case, found: Finding) -> None:
 
 
 def _slices_of_items(case: Case) -> tuple[set[int], dict[int, int]]:
-    """Of a running job: the items that a worker holds now, and how many owners the slices of items have lost."""
+    """Return the items that a worker has leased now, and the number of lost owners by item."""
     leased: set[int] = set()
     lost: dict[int, int] = {}
     for row in case.slices:
@@ -117,7 +118,7 @@ def _slices_of_items(case: Case) -> tuple[set[int], dict[int, int]]:
 
 
 def _owner_was_lost(case: Case, before: Seen, after: Seen) -> bool:
-    """Whether a worker that lived at the first call was gone by the second, and another one lived then."""
+    """Return whether a worker of the first call was gone by the second, when another one lived."""
     for gone in case.workers:
         is_gone = gone["state"] == "gone" or gone["alive_until"] < case.now_ms
         if not is_gone or not _lived(gone, before.at_ms) or after.at_ms < gone["beat_at"] - _CLOCKS_MS:
@@ -128,7 +129,7 @@ def _owner_was_lost(case: Case, before: Seen, after: Seen) -> bool:
 
 
 def _died_with_it(case: Case, call: Seen) -> bool:
-    """Whether a worker that lived at the call is gone, and another one has lived after it."""
+    """Return whether a worker that lived at the call is gone, and another one lived longer."""
     return any(
         gone["state"] == "gone"
         and _lived(gone, call.at_ms)
@@ -174,7 +175,8 @@ def one_key(case: Case, found: Finding) -> None:
         keys: dict[str, set[str]] = {}
         for call in calls:
             if not call.shared:
-                # Behind the item and the hash of its body stands which try it is, from the second on.
+                # A key is the item's id, a hash of its body and, from the second try on, the try's
+                # number.
                 keys.setdefault(call.key.partition("-")[2].partition("-")[2], set()).add(call.key)
         for of_try in keys.values():
             if len(of_try) > 1:

@@ -1,15 +1,15 @@
-"""Rules about items that are not run: each has a copy of the line of another item."""
+"""Rules about items that are not run but get a copy of another item's line."""
 
 from tidegate.judge.case import Case
 from tidegate.judge.lines import ResultLine
 from tidegate.judge.report import Finding, rule, shown
 from tidegate.judge.rules_items import STATE_OF_CODE
 
-# What these endpoints give does not depend on chance.
+# Answers of these endpoints do not depend on chance.
 EXACT_ENDPOINTS = frozenset(
     {"/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling"}
 )
-# What a copy was to be made of may be lost.
+# The code of an item whose source for a copy was lost.
 LOST = "internal_error"
 
 
@@ -54,7 +54,7 @@ def _check_copy(case: Case, found: Finding, line: ResultLine, source: ResultLine
 
 
 def _check_reused(case: Case, found: Finding, line: ResultLine, own: ResultLine | None) -> None:
-    """Hold a line against the earlier job that it is from, as far as that is still kept."""
+    """Compare a line with the earlier job that it is from, as far as that is still kept."""
     earlier = case.earlier
     if own is not None or line.name != "output":
         found.wrong(f"{line.where} is from {shown(line.copy_of)}, which is no answer of an earlier job")
@@ -69,7 +69,10 @@ def _check_reused(case: Case, found: Finding, line: ResultLine, own: ResultLine 
 
 
 def _is_exact(case: Case, url: str | None, temperature: object) -> bool:
-    """Whether a request has one answer. What its batch or the operator sets counts more than what its line says."""
+    """Return whether a request always has the same answer.
+
+    Parameters from its batch or the operator win over those of its line.
+    """
     if (url or case.job["endpoint"]) in EXACT_ENDPOINTS:
         return True
     asked = case.asked

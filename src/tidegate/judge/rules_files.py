@@ -107,7 +107,8 @@ def files_shown(case: Case, found: Finding) -> None:
     job = case.job
     own = [file for file in case.files if file["job_id"] == job["id"]]
     if job["kind"] != "batch":
-        # The request of a background response is a file of its job's own, and is shown from the start.
+        # The request of a background response is a file of the job too, and is shown from the
+        # start.
         own = [file for file in own if file["id"] != job["input_file_id"]]
     found.looked(f"{len(own)} result files")
     own = [file for file in own if file["id"] != job["retry_file_id"]]

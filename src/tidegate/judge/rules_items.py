@@ -1,4 +1,4 @@
-"""Rules that hold the store's records about items against the lines: counts, usage, outcomes, slices, attempts."""
+"""Rules that compare the records of items with the lines: counts, usage, outcomes, slices, attempts."""
 
 import json
 from collections import Counter
@@ -33,7 +33,7 @@ FREE_REASONS = frozenset(
         "hook_unavailable",
     }
 )
-# An answer that did not fit was paid for, and is among the item's tries.
+# An answer that did not fit was paid for, so it is one of the item's tries.
 SCHEMA_INVALID = "schema_invalid"
 # Codes of requests that were never sent, and of answers that were paid for.
 JUDGED_CODES = frozenset(
@@ -47,7 +47,7 @@ JUDGED_CODES = frozenset(
         "hook_failed",
     }
 )
-# What keeps a request from being sent that was not answered yet, as far as anyone knows.
+# Codes of items with no answer on record whose request may not be sent any more.
 DENIED_CODES = frozenset(
     {
         "key_deleted",
@@ -251,7 +251,7 @@ def attempts(case: Case, found: Finding) -> None:
         limit = case.asked.get("retry", {}).get("attempts_max") or case.allowance.attempts_max
         if not 0 <= row["count"] < limit:
             found.wrong(f"{item} was to be tried again after {row['count']} attempts; {limit} are allowed in all")
-        # A refusal is tried again only where the caller named its code.
+        # A refusal is tried again only if the caller named its code.
         named = frozenset({"upstream_refused"}) if "codes" in case.asked.get("retry", {}) else frozenset()
         if row["reason"] not in BILLED_REASONS | FREE_REASONS | named | {SCHEMA_INVALID}:
             found.wrong(f"{item} has the unknown reason {shown(row['reason'])}")
@@ -266,7 +266,7 @@ def attempts(case: Case, found: Finding) -> None:
 
 
 def tries_on_record(row: Row) -> int:
-    """How many answers of an item did not fit, as its attempts say."""
+    """Return how many answers of an item did not fit, by its attempts."""
     return len(json.loads(row["tries"])) if row["tries"] else 0
 
 

@@ -1,4 +1,4 @@
-"""Rules about the job itself: its state, its moments, and that it gets on."""
+"""Rules about the job itself: its state, its moments and its progress."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tidegate.judge.jsonl import NotJson, read_json
 from tidegate.judge.records import Row
 from tidegate.judge.report import Finding, rule, shown
 
-# Where a job may stand later, having stood here before.
+# The states that may follow each state, with any steps between.
 LATER = {
     "validating": ("in_progress", "cancelling", "finalizing", *ENDED),
     "in_progress": ("cancelling", "finalizing", *ENDED),
@@ -65,7 +65,7 @@ def database_sound(case: Case, found: Finding) -> None:
 
 
 def _check_closing(case: Case, found: Finding) -> None:
-    """Where an open job is headed, and since when."""
+    """Check `closing`, the state that a job will end in, and the moment when that was decided."""
     job = case.job
     state, closing = job["state"], job["closing"]
     found.need(
@@ -125,7 +125,7 @@ def not_stuck(case: Case, found: Finding) -> None:
     job = case.job
     due = job["expires_at"] + case.allowance.grace_ms + _STUCK_AFTER_MS
     if job["state"] == "finalizing" and job["step_failures"]:
-        # Bytes that cannot be written keep a job in finalizing for up to a day longer.
+        # If bytes cannot be written, a job may stay in finalizing for a day longer.
         due += _BYTES_AWAY_MS
     ended_at = next((job[stamp] for stamp in END_STAMPS if job[stamp] is not None), case.now_ms)
     if ended_at <= due:

@@ -6,7 +6,7 @@ from tidegate.judge.case import GIVEN_UP, Case
 from tidegate.judge.report import Finding, rule, shown
 from tidegate.judge.rules_items import BILLED_REASONS, JUDGED_CODES, STATE_OF_CODE
 
-# Why a line could not become a request, where the caller asked for such lines in the error file.
+# Reasons why a line is no request, for callers who asked for such lines in the error file.
 LINE_CODES = frozenset(
     {
         "duplicate_custom_id",
@@ -125,7 +125,7 @@ def items_once(case: Case, found: Finding) -> None:
     if never_ran:
         found.looked(f"{len(case.input_lines)} input lines, {len(case.result_lines)} result lines; {GIVEN_UP}")
     if case.job["invalid_lines"] == "error_file":
-        # The id of a bad line may be beyond reading; such a line stands in the error file with null for it.
+        # If the id of a bad line cannot be read, its error line has null as custom_id.
         stand_ins = min(extra[None], missing.total())
         extra[None] -= stand_ins
         allowed_missing = stand_ins

@@ -1,7 +1,8 @@
-"""The witness: the calls log that a simulated engine writes before each answer leaves. The judge reads it by itself.
+"""The witness: the calls log of a simulated engine, which writes a line before each answer leaves.
 
-Only calls of one job are kept; which they are, their Idempotency-Key says: the item's id and a hash of what was sent. A call that several
-items share names them all, by their numbers, and counts as a call of each.
+- Only calls of one job are kept. The Idempotency-Key of a call names its item and a hash of what
+  was sent.
+- The key of a call that several items share has all their numbers. It counts as a call of each.
 """
 
 import re
@@ -12,7 +13,7 @@ from tidegate.judge.jsonl import NotJson, read_json
 from tidegate.judge.lines import split_item_id
 from tidegate.judge.report import CannotJudge
 
-# What the upstream refused before it worked: nothing can have been billed.
+# The upstream refused these before any work, so it cannot have billed them.
 FREE_STATUSES = frozenset({401, 403, 429})
 _KEY = re.compile(r"(batch_req_[0-9A-Za-z]{22})-([0-9a-f]{8,64})(?:-\d{1,2})?", re.ASCII)
 _SHARED_KEY = re.compile(
@@ -23,9 +24,13 @@ _SHARED_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One call. `status` 0 means that no answer left; `clean` that a whole good one did, as far as
-    the engine knows. Of a `shared` one the status says nothing of a single item, unless no item got
-    an answer."""
+    """One call to the engine.
+
+    - `status` 0 means that no answer left.
+    - `clean` means that a whole good answer left, as far as the engine knows.
+    - The status of a `shared` call does not hold for each item, unless it means that none got an
+      answer.
+    """
 
     line: int
     at_ms: int
@@ -49,7 +54,10 @@ class Witness:
 
 
 def read_witness(path: Path, job_part: str) -> Witness:
-    """Read a calls log; CannotJudge when it is none. A last line without its newline is still being written."""
+    """Read a calls log; raise CannotJudge if it is none.
+
+    A last line without its newline is left out, because the engine is still writing it.
+    """
     calls: dict[int, list[Seen]] = {}
     count = nameless = 0
     try:
@@ -88,7 +96,8 @@ def _read_call(path: Path, number: int, data: bytes) -> tuple[list[tuple[str, in
         split = split_item_id(found[1])
         return [split] if split is not None else [], Seen(number, at_ms, call["status"], key, clean)
     if (found := _SHARED_KEY.fullmatch(key)) is not None:
-        # Several conversations in one call may each fail by themselves; several inputs are embedded together or not at all.
+        # Conversations that share a call may fail one by one; inputs are embedded together or not
+        # at all.
         clean = clean and call.get("path") == "/v1/embeddings"
         named = [(found[1], item) for item in _numbers(found[2])]
         return named, Seen(number, at_ms, call["status"], key, clean, shared=True)
