@@ -1,1 +1,4 @@
-"""The stages of a job: accept, ingest, lease, perform, record, ship; and tend. They meet only in the store."""
+"""The stages of a job: accept, ingest, lease, perform, record, ship; and tend.
+
+They share only the store.
+"""

@@ -1,7 +1,9 @@
-"""accept: a caller's bytes become a file, a caller's wish becomes a job. Nothing is acknowledged before it is durable.
+"""accept: a caller's bytes become a file, a caller's request becomes a job.
 
-Every id is drawn before the store is asked, so that a call whose commit is unknown can be made again with the same effect. It knows
-nothing of HTTP: bytes may come from anywhere.
+Both are durable before they are acknowledged.
+
+Every id is drawn before the store is asked, so a call whose commit is unknown can be repeated with
+the same effect. This module knows nothing of HTTP.
 """
 
 import asyncio
@@ -46,15 +48,19 @@ _PAUSE_FIRST_S = 0.05
 _PAUSE_S_MAX = 1.0
 _UNWANTED_COUNT_MAX = 1_000
 REMOVE_WAIT_S = 5.0
-# A coroutine that is thrown away with its loop (GeneratorExit) can await nothing any more; what it began is collected later.
+# A coroutine that ends with its loop (GeneratorExit) cannot await; the sweeps collect what it
+# began.
 _ENDED_IN_THE_LOOP = (Exception, asyncio.CancelledError)
 # The trailer of a work file whose one item is the first line of its input.
 _FIRST_LINE = (1).to_bytes(4, "little")
 
 
 class Reception:
-    """Takes in files and jobs for one process. `worker_id` says under which incarnation a blob is begun. A door holds the
-    Idempotency-Key of a create among the `running_keys` from its head until it is made."""
+    """The entry of files and jobs of one process.
+
+    `worker_id` returns the incarnation that begins a blob. A door holds the Idempotency-Key of a
+    create in `running_keys` from the request's head until the object is made.
+    """
 
     def __init__(
         self, store: Store, blobs: Blobs, clock: Clock, entropy: Entropy, worker_id: Callable[[], str]
@@ -68,7 +74,10 @@ class Reception:
         self.running_keys = RunningKeys()
 
     async def begin_upload(self, size_bytes_max: int, over: ApiProblem | None = None) -> "Upload":
-        """Return a blob with a row, ready to take bytes; too many are refused with `over`."""
+        """Return a blob with a row, ready to take bytes.
+
+        `over` is raised when there are too many.
+        """
         await self._give_up_leftovers()
         blob_id = self.new_id("blob")
         try:
@@ -88,7 +97,10 @@ class Reception:
         quotas: Quotas | None = None,
         share_owner: str | None = None,
     ) -> Job:
-        """One row, `validating`; the job that this Idempotency-Key made before, if it did. `share_owner` is whose share it counts as."""
+        """Create a job in `validating`, or return the job that this Idempotency-Key made before.
+
+        The job counts towards the share of `share_owner`.
+        """
         job_id = self.new_id("batch")
         idempotency = Idempotency(idempotency_key, request_hash(request)) if idempotency_key else None
         if request.webhook is not None:
@@ -118,7 +130,7 @@ class Reception:
         quotas: Quotas | None = None,
         share_owner: str | None = None,
     ) -> Job | None:
-        """A new job, `validating`, that runs items of an ended one again; None when there is none to retry."""
+        """Create a job that runs items of an ended one again; None if that is gone."""
         new_id, secret = self.new_id("batch"), self._entropy.token_bytes(SECRET_BYTES)
         retry = FollowUp(job_id, choice, new_id, self.new_id("file"), self.new_id("file"), secret)
         traces = tracing.ACTIVE
@@ -140,7 +152,10 @@ class Reception:
     async def create_response(
         self, caller: Caller, line: bytes, plan: IngestPlan, terms: ResponseTerms, idempotency_key: str | None
     ) -> Job:
-        """A job of one item that has started: `line` is its input and its work file at once, and `plan` what ingest would find in it."""
+        """Create a job of one item that has started already.
+
+        `line` is both its input and its work file. `plan` is the plan that ingest would make of it.
+        """
         await self._give_up_leftovers()
         digest = sha256(line).hexdigest()
         blob_id, file_id = self.new_id("blob"), self.new_id("file")
@@ -176,7 +191,7 @@ class Reception:
                 lambda: self._store.create_response(caller, request, start, asked, terms, self._worker_id())
             )
         except _ENDED_IN_THE_LOOP:
-            # Where the commit is unknown, the store keeps a blob that is in use.
+            # The commit may have succeeded: then the blob is in use and the store keeps it.
             await asyncio.shield(self.give_up(blob_id))
             raise
         if job.id != start.job_id:
@@ -187,14 +202,14 @@ class Reception:
         return job
 
     async def replayed(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call again while it is unknown whether it was committed, for a short while."""
+        """Repeat a call for a short while, as long as it is unknown whether it was committed."""
         give_up_at_ms = self._clock.monotonic_ms() + REPLAY_MS
         pause_s = _PAUSE_FIRST_S
         while True:
             try:
                 return await call()
             except StoreFull:
-                # Nothing was written, and a full disk is not empty in a moment.
+                # Nothing was written, and a disk stays full for longer than this.
                 raise
             except StoreUnavailable:
                 pause = pause_s * self._entropy.uniform(0.5, 1.0)
@@ -204,17 +219,17 @@ class Reception:
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
     async def give_up(self, blob_id: str) -> None:
-        """Remove a blob that nothing will be made of; while the store is away, later."""
+        """Remove a blob that will not be used. While the store is away, do it later."""
         try:
             if await self._store.give_up_blob(blob_id):
                 await self._remove(blob_id)
         except TidegateError:
-            # What is forgotten here is collected when this incarnation ends.
+            # Blobs beyond this count are collected when this incarnation ends.
             if len(self._unwanted) < _UNWANTED_COUNT_MAX:
                 self._unwanted.add(blob_id)
 
     async def delete_file(self, tenant_id: str, file_id: str) -> bool:
-        """Delete a file and the bytes that only it was made of; False when there is none."""
+        """Delete a file and the bytes that no other file uses; False if there is no such file."""
         extents = await self._store.list_extents(file_id, 0, 1)
         if not await self._store.delete_file(tenant_id, file_id):
             return False
@@ -222,20 +237,30 @@ class Reception:
         return True
 
     async def take_back_file(self, tenant_id: str, file_id: str, key: str | None) -> None:
-        """Delete a file that was uploaded for one job, which was refused or deleted; it stays where there is another job of it. `key` is
-        the Idempotency-Key that it was uploaded with, and can then be used again."""
+        """Delete a file that was uploaded for one job, which was refused or deleted.
+
+        The file stays if another job uses it. `key` is the Idempotency-Key of its upload, which can
+        then be used again.
+        """
         extents = await self._store.list_extents(file_id, 0, 1)
         if await self._store.take_back_file(tenant_id, file_id, key):
             await self.remove_unused([extent.blob_id for extent in extents])
 
     async def remove_unused(self, blob_ids: Sequence[str]) -> None:
-        """Remove those of these uploads that nothing is made of any more. What fails here is left to the sweeps."""
+        """Remove the blobs among these uploads that are unused.
+
+        The sweeps remove those that fail here.
+        """
         with contextlib.suppress(TidegateError):
             for blob_id in await self._store.condemn_uploads(blob_ids):
                 await self._remove(blob_id)
 
     async def _remove(self, blob_id: str) -> None:
-        """Remove the bytes of a condemned blob, then its row. A caller waits for it: where the blobs do not answer, a sweep does it."""
+        """Remove the bytes of a condemned blob, then its row.
+
+        A caller waits for this, so the wait is short: if the blobs do not answer, a sweep removes
+        it.
+        """
         with contextlib.suppress(TidegateError, TimeoutError):
             async with asyncio.timeout(REMOVE_WAIT_S):
                 await self._blobs.delete(blob_id)
@@ -252,12 +277,15 @@ class Reception:
                 return
 
     def new_id(self, kind: str) -> str:
-        """Draw the id of something that is about to be made."""
+        """Return a new id of this kind."""
         return ids.make(kind, self._entropy.token_bytes(ids.RANDOM_BYTES))
 
 
 class Upload:
-    """One file on its way in. Either `keep` returns, or `abandon` must be called; nothing of it is seen before `keep` returns."""
+    """A file that is being uploaded. It is visible only after `keep` returns.
+
+    If `keep` does not return, `abandon` must be called.
+    """
 
     def __init__(
         self,
@@ -281,16 +309,16 @@ class Upload:
         self.size_bytes = 0
 
     def note_with(self, store: Store) -> None:
-        """Show the file through this store, which notes who made it."""
+        """Create the file through this store, which notes who made it."""
         self._store = store
 
     @property
     def line_count(self) -> int:
-        """Lines so far; a last one without its newline counts."""
+        """Return the number of lines so far, with an unfinished last one."""
         return self._newline_count + (self._last_byte not in (b"", b"\n"))
 
     async def write(self, data: bytes) -> None:
-        """Take the next bytes; returns when there is room for more."""
+        """Write the next bytes, and return when there is room for more."""
         if not data:
             return
         self.size_bytes += len(data)
@@ -317,7 +345,10 @@ class Upload:
         idempotency_key: str | None = None,
         quotas: Quotas | None = None,
     ) -> File:
-        """Make the bytes durable, then show them as a file; the file that this Idempotency-Key made before, if it did."""
+        """Make the bytes durable and create the file.
+
+        Return the file that this Idempotency-Key made before, if it did.
+        """
         stamp = await self.finish()
         idempotency = None
         if idempotency_key:
@@ -340,7 +371,8 @@ class Upload:
         await asyncio.shield(self._abandon())
 
     async def _abandon(self) -> None:
-        # Once they are durable, only the store knows whether the file was committed after all; then it keeps the bytes.
+        # Once the bytes are durable, the file may have been committed: then the store keeps the
+        # bytes.
         if not self._is_durable:
             with contextlib.suppress(TidegateError):
                 await self._writer.abort()
@@ -357,12 +389,15 @@ def too_large(size_bytes_max: int) -> ApiProblem:
 
 
 def upload_hash(content_sha256: str, purpose: str, filename: str, expires_after_ms: int | None) -> str:
-    """What an upload's Idempotency-Key is bound to."""
+    """Return the hash that an upload's Idempotency-Key is bound to."""
     return sha256(msgspec.json.encode([content_sha256, purpose, filename, expires_after_ms])).hexdigest()
 
 
 def request_hash(request: JobRequest) -> str:
-    """What a job's Idempotency-Key is bound to: the meaning of the request, however it was spelled."""
+    """Return the hash that a job's Idempotency-Key is bound to.
+
+    It depends on the meaning, not on the spelling.
+    """
     meaning = msgspec.to_builtins(request)
     del meaning["window_text"], meaning["traceparent"]
     return sha256(msgspec.json.encode(meaning, order="sorted")).hexdigest()

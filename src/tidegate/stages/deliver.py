@@ -1,9 +1,12 @@
-"""Deliver: send the events in the outbox to webhook endpoints, and record what came of each try.
+"""Deliver: send the events in the outbox to webhook endpoints, and record the result of each try.
 
-Any number of processes share the outbox by leases. A delivery is recorded after it was sent, so one whose process dies in between is
-sent again under the same id. One tenant's slow receivers use up that tenant's turns, never everybody's: the fewer slots are free, the
-fewer a tenant may have out. A tenant's endpoints take turns, and none of them has all of its tenant's: a receiver that hangs, with
-thousands of events behind it, does not keep those of the others.
+- Any number of processes share the outbox by leases.
+- A delivery is recorded after it was sent. If the process dies in between, it is sent again under
+  the same id.
+- The fewer slots are free, the fewer a tenant may use, so one tenant's slow receivers do not block
+  others.
+- A tenant's endpoints take turns, and no endpoint gets all of its tenant's slots, so a receiver
+  that hangs does not block the tenant's others.
 """
 
 import asyncio
@@ -44,11 +47,12 @@ _TOKEN_BYTES = 16
 async def send_test(
     callbacks: Callbacks, entropy: Entropy, endpoint: WebhookEndpoint, event_type: str, now_ms: int
 ) -> CallbackReply:
-    """Send one sample event, signed like a real one; it is not recorded and not tried again."""
+    """Send one sample event, signed like a real one. It is neither recorded nor tried again."""
     event_id, job_id = (ids.make(kind, entropy.token_bytes(ids.RANDOM_BYTES)) for kind in ("evt", "batch"))
     body = event_body(event_id, event_type, now_ms, job_id)
     headers = signed_headers(event_id, now_ms, body, (endpoint.secret,))
-    # It has turns of its own, so a test answers while deliveries to the same host hang.
+    # Its own owner gives it its own slots, so a test answers while deliveries to the same host
+    # hang.
     return await callbacks.post(endpoint.url, body, headers, owner=endpoint.id)
 
 
@@ -62,7 +66,10 @@ class WebhookDeliveries:
         worker_id: Callable[[], str],
         bodies: Mapping[str, EventBodies] | None = None,
     ) -> None:
-        """`bodies` are the front doors that word their own events, by name."""
+        """Create the deliverer.
+
+        `bodies` holds the front doors that write their own events, by name.
+        """
         self._store = store
         self._bodies = bodies or {}
         self._callbacks = callbacks
@@ -74,7 +81,10 @@ class WebhookDeliveries:
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Deliver until cancelled. What is being sent then is left to the next process, which may send it again."""
+        """Deliver until cancelled.
+
+        Another process then sends what was still under way, perhaps again.
+        """
         try:
             while True:
                 try:
@@ -93,20 +103,21 @@ class WebhookDeliveries:
             await asyncio.gather(*self._sending, return_exceptions=True)
 
     async def _wait(self) -> None:
-        """Wait for the next look: a while, or until a delivery ended, which frees a turn of its tenant."""
+        """Wait a while, or until a delivery ends, which frees a slot of its tenant."""
         self._ended.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):
                 await self._ended.wait()
-                # Others that end now are followed by one look.
+                # One look serves all deliveries that end now.
                 await asyncio.sleep(GATHER_S)
 
     async def lease(self) -> int:
-        """Begin to send what is due and has a slot; return how many that are."""
+        """Begin to send the deliveries that are due and have a slot; return their number."""
         free = SLOTS - len(self._sending)
         if not free or not (self._token or await self._store.any_webhook_due()):
             return 0
-        # The token stays until the store has answered, so that what an unknown commit leased is not forgotten.
+        # The token is kept until the store answers, so that leases of an unknown commit are not
+        # lost.
         self._token = self._token or self._entropy.token_bytes(_TOKEN_BYTES).hex()
         begun_ms = self._clock.monotonic_ms()
         leased = await self._store.lease_webhooks(
@@ -133,7 +144,7 @@ class WebhookDeliveries:
         except BlobMissing:
             reply = CallbackReply(failure="results_missing")
         except Exception:
-            # Left unrecorded it would stay leased as long as this process lives.
+            # Without a record the delivery would stay leased as long as this process lives.
             log.exception("webhook_send_broken", event_id=leased.event_id, endpoint=leased.endpoint_id)
             reply = CallbackReply(failure="internal_error")
         await hit("webhook_sent")
@@ -142,16 +153,20 @@ class WebhookDeliveries:
 
     async def _send(self, leased: LeasedDelivery, leased_ms: float) -> CallbackReply:
         body = await self._body(leased)
-        # The receiver holds the timestamp against its own clock; the store's is the one that all processes share.
+        # The receiver compares the timestamp with its own clock; all processes share the store's
+        # clock.
         at_ms = leased.sent_at + int(self._clock.monotonic_ms() - leased_ms)
-        # What the receiver asked for comes first, so that it cannot replace a header of ours.
+        # The receiver's own headers come first, so that they cannot replace ours.
         headers = {**leased.headers, **signed_headers(leased.event_id, at_ms, body, leased.secrets)}
         return await self._callbacks.post(leased.url, body, headers, owner=leased.tenant_id)
 
     async def _body(self, leased: LeasedDelivery) -> bytes:
-        """Return what is sent; while the store or the blobs are away, wait for them: until then the delivery is this process's.
+        """Return the body to send.
 
-        BlobMissing when the bytes that it tells of are lost: they may come back, but not soon."""
+        Wait while the store or the blobs are away; the delivery stays leased.
+
+        Raise BlobMissing if the bytes that it reports are lost: they may come back, but not soon.
+        """
         if leased.door is None:
             return event_body(leased.event_id, leased.event_type, leased.created_at, leased.job_id)
         pause_s = 0.1
@@ -165,7 +180,10 @@ class WebhookDeliveries:
                 pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
     async def _record(self, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None) -> None:
-        """Record what came of it, however long the store is away: until then the delivery is this process's."""
+        """Record the result, however long the store is away.
+
+        The delivery stays leased until then.
+        """
         pause_s = 0.1
         while True:
             try:

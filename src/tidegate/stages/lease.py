@@ -1,4 +1,7 @@
-"""lease: slices that were chosen become this worker's, and their items are read. Committed before anything of it is sent."""
+"""lease: take the slices that the scheduler chose, and read their items.
+
+The lease is committed before anything is sent.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +23,7 @@ READ_AGAIN_MS = 5_000
 
 
 class _WorkLine(msgspec.Struct):
-    """A caller's line, as far as sending it needs."""
+    """The parts of a caller's line that are needed to send it."""
 
     custom_id: msgspec.Raw
     body: msgspec.Raw = msgspec.Raw(b"{}")
@@ -31,7 +34,10 @@ _any_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
 class SuspectBounds(msgspec.Struct, frozen=True):
-    """How many suspect slices the worker may hold, and whether slices that never lost an owner are left alone."""
+    """The number of suspect slices that the worker may hold.
+
+    With `keeps_rest` it leaves a few slices that never lost an owner, for checks.
+    """
 
     suspects_max: int
     keeps_rest: bool = False
@@ -41,7 +47,11 @@ NONE_SUSPECTED = SuspectBounds(0)
 
 
 class LeaseStage:
-    """`pending` has the tokens of slices that were asked for and are not here yet: a heartbeat must not hand these back."""
+    """The stage that leases slices.
+
+    `pending` holds the tokens of leases whose answer is still awaited: a heartbeat must not hand
+    these back.
+    """
 
     def __init__(self, store: Store, blobs: Blobs, clock: Clock, entropy: Entropy) -> None:
         self._store = store
@@ -53,9 +63,12 @@ class LeaseStage:
     async def lease_slices(
         self, worker_id: str, picks: Sequence[schedule.Pick], bounds: SuspectBounds
     ) -> list[tuple[LeasedSlice, float]]:
-        """Lease the slices of these picks, each pick under a token of its own, and say by when the calls of each must have begun.
+        """Lease the slices of these picks.
 
-        The deadline is counted from before the question, so it never lies late.
+        Return each with the moment by which its calls must have begun.
+
+        Each pick gets its own token. The deadline is counted from before the store is asked, so it
+        is never too late.
         """
         marked = [(pick, self._entropy.token_bytes(16).hex()) for pick in picks]
         tokens = {token for _, token in marked}
@@ -72,12 +85,15 @@ class LeaseStage:
             if failpoints.ARMED:
                 await failpoints.hit("lease_committed")
         finally:
-            # The caller goes on without a pause, so no heartbeat comes between this and its own note of what it holds.
+            # The caller notes the slices without an await in between, so no heartbeat misses them.
             self.pending -= tokens
         return [(leased, asked_ms + leased.expires_in_ms) for leased in slices]
 
     async def read(self, leased: LeasedSlice) -> list[Item] | None:
-        """Return the items of a slice that have no outcome yet; None when they cannot be had: then the slice was handed back."""
+        """Return the items of a slice that have no outcome yet.
+
+        None: they cannot be read, and the slice was handed back.
+        """
         try:
             return await read_items(self._blobs, leased)
         except BlobMissing as error:
@@ -95,14 +111,16 @@ class LeaseStage:
         await self._store.release_slice(holding.job_id, holding.first, holding.token, 0)
 
     async def release_tail(self, leased: LeasedSlice, from_number: int) -> bool:
-        """Hand back the items of a slice from this number on; False when the slice is not ours."""
+        """Hand back the items of a slice from this number on; False if the slice is not ours."""
         return await self._store.release_tail(leased.job_id, leased.first, leased.token, from_number)
 
 
 async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
     """Return the items of a slice that have no outcome yet, with one ranged read.
 
-    Other bytes than ingest wrote are read once more: they may have been damaged on the way, and a job ends by them."""
+    Bytes that ingest did not write are read once more: they may have been damaged in transit, and
+    damaged bytes end the job.
+    """
     where = (leased.work_blob_id, leased.work_at, leased.work_bytes)
     try:
         return _items_in(await blobs.read(*where), leased)
@@ -111,7 +129,7 @@ async def read_items(blobs: Blobs, leased: LeasedSlice) -> list[Item]:
 
 
 class _Damaged(BlobMissing):
-    """Other bytes than ingest wrote will not become the right ones: they are as good as gone."""
+    """Raised for bytes that ingest did not write. They count as gone."""
 
 
 def _items_in(data: bytes, leased: LeasedSlice) -> list[Item]:

@@ -1,4 +1,7 @@
-"""What an operator does to jobs: to one at once, or to all that match a filter, as an operation that a worker carries out step by step."""
+"""The changes that an operator makes to jobs: to one job at once, or to all that match a filter.
+
+The second is an operation, which workers carry out step by step.
+"""
 
 from collections.abc import Mapping
 
@@ -21,12 +24,15 @@ log = structlog.get_logger()
 
 ABANDON = "abandon"
 FAILED_ITEMS = RetryChoice(("failed",), ())
-# The jobs of a step are held until all of them are changed, and with them what records their items.
+# A step locks its jobs until all of them are changed, and nothing can record their items meanwhile.
 STEP_JOBS = 20
 
 
 def job_verbs(entropy: Entropy, failed_keep_ms: int) -> Mapping[str, JobVerb]:
-    """Return what an operator can do to a job, by name. The results of an abandoned job are kept for `failed_keep_ms`."""
+    """Return the changes that an operator can make to a job, by name.
+
+    The results of an abandoned job are kept for `failed_keep_ms`.
+    """
     return {
         "cancel": lambda store, job: store.cancel_job(job.tenant_id, job.id),
         "pause": lambda store, job: store.pause_job(job.tenant_id, job.id),
@@ -40,7 +46,10 @@ def job_verbs(entropy: Entropy, failed_keep_ms: int) -> Mapping[str, JobVerb]:
 
 
 async def retry(store: ChangeableJobs, entropy: Entropy, job: Job, choice: RetryChoice) -> Job | None:
-    """Run items of an ended job again, as a job of its owner. An operator's retry is held to no quota."""
+    """Run items of an ended job again, as a job of its owner.
+
+    No quota limits an operator's retry.
+    """
     new_id, retry_file, merged_file = (
         ids.make(kind, entropy.token_bytes(ids.RANDOM_BYTES)) for kind in ("batch", "file", "file")
     )
@@ -49,7 +58,10 @@ async def retry(store: ChangeableJobs, entropy: Entropy, job: Job, choice: Retry
 
 
 class OperateStage:
-    """Carries out operations. A few jobs are changed in one transaction, which also moves the operation on."""
+    """The stage that carries out operations.
+
+    One transaction changes a few jobs and advances the operation.
+    """
 
     def __init__(self, store: Store, entropy: Entropy, wakes: Wakes, verbs: Mapping[str, JobVerb]) -> None:
         self._store = store
@@ -59,7 +71,7 @@ class OperateStage:
         self._step_jobs = STEP_JOBS
 
     async def next_step(self, worker_id: str) -> bool:
-        """Change the next jobs of an operation, or end it; False when none waits for this worker."""
+        """Change the next jobs of an operation, or end it; False if none waits for this worker."""
         waiting = await self._store.waiting_operation(worker_id)
         operation = None if waiting is None else await self._store.take_operation(waiting, worker_id)
         if operation is None:
@@ -79,7 +91,7 @@ class OperateStage:
         except LostRace:
             log.info("operation_stopped", operation=operation.id)
         except StoreUnavailable:
-            # A transaction has a time-out: what is too much for a slow store now may be done in parts.
+            # A transaction has a time-out: a slow store may manage smaller steps.
             self._step_jobs = max(1, len(jobs) // 2)
             raise
         for wake in (self._wakes.jobs, self._wakes.slices, self._wakes.inputs):

@@ -1,4 +1,7 @@
-"""perform: one item, one upstream call, one verdict. It records nothing and holds nothing."""
+"""perform: one item, one upstream call, one verdict.
+
+This stage records nothing and holds nothing.
+"""
 
 import asyncio
 import math
@@ -46,14 +49,15 @@ BAD_REQUEST = 400
 SERVER_ERROR = 500
 # Each may be as large as 25 MiB.
 FETCHED_FILES_MAX = 16
-# A host that a tenant names may take a minute for each file: that must not take every other item's runner.
+# A host that a tenant names may take a minute for each file: other tenants' items must not wait for
+# that.
 FETCHES_PER_OWNER_MAX = 4
 FETCH_AGAIN_MS = 250
 _NO_COST = (0, 0, 0)
 
 
 class SliceAtWork(Protocol):
-    """The slice of an item as its worker holds it: until when its calls may begin, and what they may spend."""
+    """The slice of an item as its worker holds it: when its calls may begin, and their limits."""
 
     @property
     def slice(self) -> LeasedSlice: ...
@@ -66,46 +70,53 @@ class SliceAtWork(Protocol):
 
     @property
     def is_interactive(self) -> bool:
-        """Whether its items have waited until they go like interactive calls."""
+        """Return whether its items have waited so long that they are sent as interactive calls."""
 
     def may_begin(self) -> bool:
-        """Whether calls of it may still begin: its job may be paused or close while they wait."""
+        """Return whether its calls may still begin: its job may pause or close while they wait."""
 
     @property
     def parallel(self) -> tuple[tuple[str, int], ...]:
-        """How many calls may go at once, by the name that is counted."""
+        """Return how many calls may run at once, by the name that they count under."""
 
     @property
     def models(self) -> frozenset[str]:
-        """The models that the key allows; none named: any."""
+        """Return the models that the key allows. An empty set allows any."""
 
 
 class CallRules(Protocol):
-    """What binds calls of a slice at this moment."""
+    """The rules for calls of a slice at this moment."""
 
     def denial(self, leased: LeasedSlice) -> Denied | None:
         """Return why an item may not be sent now; None when it may."""
 
     def unknown_wait_ms(self, model: str) -> int:
-        """Return how long items of a model wait that is unknown here, since another process may know it; 0 when none does."""
+        """Return how long items of a model wait that is unknown here.
+
+        Another process may know it; 0 if none can.
+        """
 
     def begin_by_ms(self, leased: LeasedSlice) -> float:
-        """Return the monotonic moment by which a call must have begun, or be judged again."""
+        """Return the monotonic moment by which a call must begin, or be judged again."""
 
     def fields(self, leased: LeasedSlice) -> FieldRules:
         """Return what the author of a request may not ask for."""
 
     def guard(self, leased: LeasedSlice) -> Guard | None:
-        """Return what judges requests and answers; None where nothing does."""
+        """Return the guard that judges requests and answers; None if there is none."""
 
     def retry(self, leased: LeasedSlice) -> retry.RetryPolicy:
-        """Return how a failed item is tried again."""
+        """Return the policy for retries of a failed item."""
 
 
 class Again(msgspec.Struct, frozen=True, gc=False):
-    """Not now: try again after this wait. `count` is how many attempts the item has used up by then, and `hand_backs` how often its call
-    was taken back for an interactive one. `tries` are its answers that did not fit, if there is another one now, and `rejected_text` is
-    the text of that."""
+    """The verdict that an item has no outcome yet and is tried again after a wait.
+
+    - `count`: how many attempts the item has used up by then.
+    - `hand_backs`: how often its call was taken back for an interactive one.
+    - `tries`: its answers that did not fit, if there is a new one.
+    - `rejected_text`: the text of the newest of these.
+    """
 
     wait_ms: int
     count: int
@@ -116,7 +127,10 @@ class Again(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Paid(msgspec.Struct, frozen=True, gc=False):
-    """What an answer reported that it used, what it is priced by, and where it came from. They differ where it did not report all."""
+    """The usage that an answer reported, the usage it is priced by, and its deployment.
+
+    The two usages differ if the answer did not report all of its tokens.
+    """
 
     usage: Usage = Usage()
     priced: Usage = Usage()
@@ -127,8 +141,11 @@ _NOT_PAID = _Paid()
 
 
 class _ItemEnd(msgspec.Struct, frozen=True, gc=False):
-    """How an item ended. `paid` of a failure is what was paid for an answer that was not let pass. `body` is what the model server
-    sent, and `problem` says why that did not fit."""
+    """The end of an item.
+
+    `paid` of a failure is what was paid for an answer that was rejected. `body` is what the model
+    server sent. `problem` says why it did not fit.
+    """
 
     outcome: Outcome
     line: bytes
@@ -140,7 +157,7 @@ class _ItemEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 class _InvalidLine(msgspec.Struct):
-    """What ingest wrote in the place of a line that cannot be run."""
+    """The record that ingest wrote instead of a line that cannot be run."""
 
     code: str
     message: str
@@ -165,8 +182,11 @@ class Performer:
         grace_ms: int,
         files: FileSource | None = None,
     ) -> None:
-        """`grace_ms` is how much longer than the deadline a call may take that began before it; `files` is the way to files that requests
-        name."""
+        """Create a performer.
+
+        A call that began before its deadline may take `grace_ms` longer than it. `files` fetches
+        the files that requests name.
+        """
         self._files = files
         self._fetched_files = asyncio.Semaphore(FETCHED_FILES_MAX)
         self._fetches: Counter[str] = Counter()
@@ -189,7 +209,10 @@ class Performer:
         return self._verdict(leased, item, ended, int(self._clock.monotonic_ms() - begun_ms))
 
     async def _end_checked(self, terms: AnswerTerms, state: SliceAtWork, item: Item) -> _ItemEnd | Again:
-        """Make the next try of an item whose answer must fit; one that does not is asked for again, or fails the item."""
+        """Make the next try of an item whose answer must fit.
+
+        If it does not fit, try again or fail the item.
+        """
         leased, body, tries = state.slice, item.body, item.tries
         try:
             check = answer_checks.check_of(terms, body)
@@ -216,25 +239,29 @@ class Performer:
         return _ItemEnd(Outcome.FAILED, line, ended.paid, ended.body, problem)
 
     def _may_escalate(self, terms: AnswerTerms, leased: LeasedSlice, tried: int) -> bool:
-        """Whether the stronger model may be asked now: once, and only if it is there and the key allows it."""
+        """Return whether to ask the stronger model now: once, if known and allowed by the key."""
         if terms.escalate_to is None or tried != terms.tries_max + 1 or not self._upstream.knows(terms.escalate_to):
             return False
         denied = self._rules.denial(replace(leased, model=terms.escalate_to))
         return denied is None or denied.retryable
 
     async def _end(self, leased: LeasedSlice, state: SliceAtWork, item: Item, body: bytes) -> _ItemEnd | Again:
-        """Judge the request, send it, and judge what came back. A hook's own changes are the operator's: no field rule binds them."""
+        """Judge the request, send it, and judge the answer.
+
+        Field rules do not apply to a hook's changes.
+        """
         rules = self._rules
         if (unsent := self._never_sent(leased, state, item)) is not None:
             return unsent
         name = item_id(leased.job_id, item.number)
         key = f"{name}-{blake2b(item.body, digest_size=8).hexdigest()}"
         if item.tries:
-            # The same words again must not get the same answer again from a server that remembers keys.
+            # A server that remembers keys must not repeat the answer that did not fit.
             key = f"{key}-{len(item.tries)}"
         is_audio = leased.endpoint in audio.AUDIO_ENDPOINTS
         try:
-            # The file of an audio request is fetched here, not by a server: the rules about servers do not bind its address.
+            # The gateway fetches the file of an audio request, so the rules for servers do not
+            # apply to its address.
             checked = audio.read_request(body).fields if is_audio else body
         except audio.AudioFault as wrong:
             return _refused(name, item, FieldFault(wrong.code, str(wrong), wrong.param))
@@ -248,7 +275,7 @@ class Performer:
             if isinstance(judged, Stop):
                 return self._stopped(state, item, judged)
             body = judged
-            # A hook may have taken its time, and a key's state is not believed for long.
+            # A hook may have taken long, and the state of the key may have changed meanwhile.
             if (denied := rules.denial(leased)) is not None:
                 return self._stopped(state, item, denied)
         if failpoints.ARMED:
@@ -270,7 +297,7 @@ class Performer:
             await failpoints.hit("after_answer")
         priced = answer.priced or answer.usage
         if answer.priced is None and not (priced.input_tokens and priced.output_tokens):
-            # The tokens on record are those of the lines. What they cost is counted as budgets count it.
+            # The recorded tokens are those of the answer. The cost is counted as budgets count it.
             priced = counted_whole(call, priced, answer.body)
         kept: bytes | Stop = answer.body
         if guard is not None:
@@ -311,7 +338,10 @@ class Performer:
         )
 
     async def _send_with_file(self, call: Call) -> Answer:
-        """Send a request together with the file that it names. Few files that were fetched are held at once, each until its call ends."""
+        """Send a request together with the file that it names.
+
+        Few fetched files are held at once, each until its call ends.
+        """
         try:
             request = audio.read_request(call.body)
             if request.holds_file:
@@ -325,7 +355,10 @@ class Performer:
 
     @asynccontextmanager
     async def _held_file(self, owner: str, url: str) -> AsyncIterator[AudioFile]:
-        """Fetch a file and hold it. Withheld while this owner waits for as many others as it may."""
+        """Fetch a file and hold it.
+
+        Raise Withheld while this owner has as many fetches as it may.
+        """
         if self._fetches[owner] >= FETCHES_PER_OWNER_MAX:
             until_ms = self._clock.monotonic_ms() + FETCH_AGAIN_MS
             message = f"{FETCHES_PER_OWNER_MAX} files of the same owner are being fetched"
@@ -342,7 +375,10 @@ class Performer:
             yield file
 
     async def _fetched(self, owner: str, url: str) -> AudioFile:
-        """Return the file at an address; AudioFault when it can never be read, Ambiguous when it may be later."""
+        """Return the file at an address.
+
+        Raise AudioFault if it can never be read, Ambiguous if it may be later.
+        """
         if self._files is None:
             raise audio.AudioFault("invalid_file_url", "Files are not fetched here: send a data: URL.", "file_url")
         found = await self._files.fetch(url, audio.FILE_BYTES_MAX, owner=owner)
@@ -363,7 +399,7 @@ class Performer:
         return audio.file_from(url, found.media_type, found.data)
 
     def _never_sent(self, leased: LeasedSlice, state: SliceAtWork, item: Item) -> _ItemEnd | Again | None:
-        """Return why this item is not sent, as far as that can be known without asking anyone."""
+        """Return why this item is not sent; None if this process knows no reason."""
         if not leased.model:
             return _invalid_line(leased.job_id, item)
         if item.alone_losses >= retry.ALONE_LOSSES_MAX:
@@ -385,7 +421,11 @@ class Performer:
         return None
 
     def _stopped(self, state: SliceAtWork, item: Item, why: Denied | Stop, paid: _Paid = _NOT_PAID) -> _ItemEnd | Again:
-        """Policy lets this item not pass: for good, or for a while that says nothing about the item and ends with the job's window."""
+        """Return the end of an item that policy stops.
+
+        A stop for good fails the item. Any other only lets it wait, at most until the job's window
+        ends.
+        """
         if why.retryable:
             metrics.policy_waits.of(metrics.endpoint_of(state.slice.endpoint), why.code).inc()
             left_ms = max(0, math.ceil(state.deadline_ms - self._clock.monotonic_ms()))
@@ -445,7 +485,7 @@ class Performer:
         return ItemVerdict(leased.job_id, item.number, line, finished)
 
     def _cost(self, ended: _ItemEnd) -> tuple[int, int, int] | None:
-        """What an answer cost; None where answers have no price."""
+        """Return what an answer cost; None if its deployment has no price."""
         price = self._upstream.price_of(ended.paid.deployment) if ended.paid.deployment else None
         if price is None:
             return None
@@ -457,7 +497,7 @@ class Performer:
 
 
 def _model_of(leased: LeasedSlice, item: Item) -> str:
-    """The model of an item's next try: the stronger one, once the others are used up."""
+    """Return the model of an item's next try: the stronger one after all other tries."""
     terms = leased.answers
     if terms is None or terms.escalate_to is None or len(item.tries) <= terms.tries_max:
         return leased.model
@@ -465,7 +505,7 @@ def _model_of(leased: LeasedSlice, item: Item) -> str:
 
 
 def _sum_costs(tries: tuple[AnswerTry, ...]) -> tuple[int, int, int] | None:
-    """What answers cost together; None where none of them has a price."""
+    """Return what answers cost together; None if none of them has a price."""
     sums = [sum(parts) for parts in zip(*(one.cost_nano for one in tries), strict=True)]
     return (sums[0], sums[1], sums[2]) if any(sums) else None
 
@@ -486,7 +526,7 @@ def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: _Pai
 
 
 def _invalid_line(job_id: str, item: Item) -> _ItemEnd:
-    """Say of a line that cannot be run what ingest found wrong with it."""
+    """Fail a line that cannot be run, with what ingest found wrong with it."""
     wrong = _invalid.decode(item.body)
     message, custom_id = (
         with_place(wrong.message, wrong.place or f"line {wrong.line}"),
@@ -500,7 +540,7 @@ def _invalid_line(job_id: str, item: Item) -> _ItemEnd:
 
 
 def _refused(name: str, item: Item, fault: FieldFault) -> _ItemEnd:
-    """Refuse a request in the model server's place, as an answer to this item alone."""
+    """Refuse a request in the form of a model server's answer."""
     param = f"body.{fault.param}" if fault.param else "body"
     body = results.refused_body(fault.message, fault.code, param)
     return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, BAD_REQUEST, body))
@@ -519,19 +559,24 @@ def _about(leased: LeasedSlice, item: Item) -> About:
 
 
 def _slot_owner(leased: LeasedSlice) -> str:
-    """Whose slots an interactive call takes; without keys there is one tenant, and no other to leave slots to."""
+    """Return the owner of the slots of an interactive call.
+
+    Without keys there is one tenant, so none is needed.
+    """
     return leased.tenant_id if leased.key_id is not None else ""
 
 
 @lru_cache(maxsize=1024)
 def _salt(share_owner: str) -> bytes:
-    """Only calls of one tenant share a prefix."""
+    """Return the salt of a share owner's prefixes: only calls of the same owner share a prefix."""
     return blake2b(share_owner.encode(), digest_size=16).digest()
 
 
 def _unforeseen(error: Exception, job_id: str, number: int) -> UpstreamError:
-    """A mistake of ours that one item's call brought to light must not stop the worker for all others: it counts as a try that may
-    have been billed. What it says may hold a caller's text, so the log gets only its kind and its place."""
+    """Return an unexpected exception as a try that may have been billed, so the worker goes on.
+
+    Its message may hold a caller's text, so the log gets only its kind and its place.
+    """
     place = traceback.extract_tb(error.__traceback__)[-1]
     kind = type(error).__name__
     log.error("item_call_crashed", job=job_id, item=number, kind=kind, place=f"{place.filename}:{place.lineno}")

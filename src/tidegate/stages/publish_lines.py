@@ -1,6 +1,7 @@
-"""What publish writes: fresh blobs, and the lines of items that were not run, which go behind the result files.
+"""The writers of publish: new blobs, and the lines of items that were not run.
 
-An item that never ran gets the line of the job's end. An item that takes another's line gets a copy of it, once that is final.
+These lines stand at the end of the result files. An item that never ran gets a line for the job's
+end. An item that takes another item's line gets a copy of it, once that line is final.
 """
 
 import os
@@ -35,7 +36,7 @@ LOST = (
 
 
 class PublishBlobs:
-    """The blobs that one publishing of a job begins, so that all of them can be given up together."""
+    """The blobs that one try to publish a job begins. They can be given up together."""
 
     def __init__(self, store: Store, blobs: Blobs, entropy: Entropy, worker_id: str) -> None:
         self._store = store
@@ -51,14 +52,14 @@ class PublishBlobs:
         return blob_id, await self._blobs.create(blob_id)
 
     async def give_up(self, kept: frozenset[str] = frozenset()) -> None:
-        """Let go of all of them but those that are to be kept."""
+        """Give up all of these blobs except those in `kept`."""
         for blob_id in self._begun:
             if blob_id not in kept:
                 await self._store.give_up_blob(blob_id)
 
 
 class LineWriter:
-    """Writes lines to a blob that is begun with the first of them."""
+    """A writer of lines to one blob, which is begun with the first line."""
 
     def __init__(self, blobs: PublishBlobs) -> None:
         self._blobs = blobs
@@ -96,7 +97,7 @@ class LineWriter:
 
 
 class ResultCopy:
-    """A result file as one plain local file, for reads all over it."""
+    """A result file as one plain local file, for random reads."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor = descriptor
@@ -109,7 +110,8 @@ class ResultCopy:
         try:
             for _, size_bytes, blob_id, blob_at in extents:
                 async for leased in blobs.stream(blob_id, blob_at, size_bytes):
-                    # A disk that is nearly full takes a part of what it is given and says so only by the count.
+                    # A disk that is nearly full may write only a part of the data, and reports only
+                    # the count.
                     left = memoryview(leased)
                     while left:
                         left = left[os.write(descriptor, left) :]
@@ -130,7 +132,7 @@ class ResultCopy:
 
 
 class PlacesByItem:
-    """Where each item's line lies in a result file, in twelve bytes an item. No line is empty."""
+    """The place of each item's line in a result file, in twelve bytes an item. No line is empty."""
 
     def __init__(self, item_count: int) -> None:
         self._at = array("q", bytes(8 * item_count))
@@ -144,19 +146,19 @@ class PlacesByItem:
         return any(self._size_bytes)
 
     def get(self, number: int) -> tuple[int, int]:
-        """Where an item's line begins, and its size: 0 when it has no line in this file."""
+        """Return where an item's line begins, and its size: 0 if it has no line in this file."""
         return self._at[number], self._size_bytes[number]
 
     def in_order(self, line_of: "array[int]") -> "array[int]":
-        """The items with a line here, in order of their lines of the input."""
+        """Return the items with a line in this file, in the order of the input's lines."""
         numbers = compress(range(len(self._at)), self._size_bytes)
-        # One integer for both takes half the memory of a list of pairs, or of a key beside each number.
+        # One integer for line and number takes half the memory of a list of pairs.
         keys = sorted([line_of[number] << 32 | number for number in numbers])
         return array("I", (key & 0xFFFFFFFF for key in keys))
 
 
 class RunLines(NamedTuple):
-    """The lines of the items that were run, of one result file."""
+    """The lines of one result file, of the items that were run."""
 
     copy: ResultCopy
     places: PlacesByItem
@@ -164,7 +166,7 @@ class RunLines(NamedTuple):
 
 
 class CopyWriter:
-    """Writes the lines of the items that take another's line."""
+    """A writer of the lines of items that take another item's line."""
 
     def __init__(self, job: Job, answers: LineWriter, errors: LineWriter) -> None:
         self._job = job
@@ -174,7 +176,10 @@ class CopyWriter:
         self._leader: tuple[int, SourceLine] | None = None
 
     async def write(self, work: AsyncIterator[bytes], sources: Sequence[RunLines]) -> None:
-        """Write a line for each of these lines of the work file. An item that is in none of `sources` never ran."""
+        """Write a line for each of these lines of the work file.
+
+        If the item whose line is taken is in none of `sources`, it never ran.
+        """
         async for text in _whole_lines(work):
             copy = read_copy(text)
             if copy.of is None:
@@ -185,7 +190,7 @@ class CopyWriter:
             self._number += 1
 
     async def write_lost(self) -> None:
-        """Write that the lines of those that are left cannot be made: what they are made of is gone, and no wait brings it back."""
+        """Write an error for each item that is left: the bytes of its line are gone for good."""
         for number in range(self._number, self._job.item_count):
             line = error_line(self._job.id, number, b"null", "internal_error", LOST)
             await self._errors.add(number, Outcome.FAILED, line)
@@ -199,7 +204,7 @@ class CopyWriter:
             await self._errors.add(number, outcome, never_ran_line(job.id, number, custom_id, outcome))
             return
         [source] = found
-        # Items that take one item's line follow one another.
+        # Items that take the same item's line follow one another.
         if self._leader is None or self._leader[0] != leader:
             try:
                 self._leader = (leader, read_source(source.copy.read(*source.places.get(leader))))
@@ -216,7 +221,7 @@ class CopyWriter:
 
 
 async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines without their ends; the last one has an end, too."""
+    """Yield the lines without their newlines. The last line has a newline, too."""
     held = b""
     async for piece in pieces:
         *lines, held = (held + piece).split(b"\n")

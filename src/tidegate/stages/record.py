@@ -1,8 +1,11 @@
-"""record: finished lines become durable, then committed, then forgotten here.
+"""record: make finished lines durable, commit them, and then drop them from memory.
 
-Lines go to this incarnation's two logs (answers, errors). A log that fails once is abandoned: its lines, which are still in memory, go to a
-fresh one. While older lines wait for a store that is away, newer ones are made durable all the same; a log's next blob is begun ahead, so
-that it needs no store then. What the store refuses because the job closed is counted as paid but unused. Nothing here looks inside a line.
+- Lines go to this incarnation's two logs: answers and errors.
+- A log that fails once is abandoned. Its lines are still in memory and go to a fresh log.
+- While older lines wait for a store that is away, newer ones are made durable all the same. The
+  next blob of each log is begun ahead, so this needs no store.
+- Lines that the store refuses because the job closed count as paid but unused.
+- The content of a line is never read here.
 """
 
 import asyncio
@@ -27,7 +30,8 @@ log = structlog.get_logger()
 _RETRY_S = 0.5
 _RETRY_S_MAX = 5.0
 _KINDS = ("answers", "errors")
-# Blobs that are begun ahead, of each kind: while a store is away one may be sealed and wait to be committed, and another one grow.
+# The blobs of each kind that are begun ahead. While a store is away, one may be sealed and wait for
+# its commit while another grows.
 SPARE_COUNT = 2
 
 
@@ -38,7 +42,7 @@ _PLACE = attrgetter("job_id", "number")
 
 
 class _FlushPart(msgspec.Struct, eq=False):
-    """What was finished between two flushes; lines are kept until they are committed."""
+    """The results of the time between two flushes. Lines are kept until they are committed."""
 
     lines: dict[str, list[ItemVerdict]] = msgspec.field(default_factory=lambda: {kind: [] for kind in _KINDS})
     attempts: list[tuple[str, str, Attempts]] = msgspec.field(default_factory=list)
@@ -53,7 +57,7 @@ class _FlushPart(msgspec.Struct, eq=False):
 
 
 class FlushLimits(msgspec.Struct, frozen=True):
-    """When a flush is due, and how much may wait when it cannot be done."""
+    """The limits that make a flush due, and how much may wait while none succeeds."""
 
     after_ms: int
     line_count_max: int
@@ -72,8 +76,11 @@ class Recorder:
         publish_due: asyncio.Event,
         news: Wake,
     ) -> None:
-        """`new_blob` begins a blob of this kind for a log. `publish_due` is set when a job has its last outcome, `news` tells of every
-        commit."""
+        """Create a recorder.
+
+        `new_blob` begins a log's blob of this kind. `publish_due` is set when a job has its last
+        outcome. `news` is notified of every commit.
+        """
         self._store = store
         self._blobs = blobs
         self._upstream = upstream
@@ -81,7 +88,7 @@ class Recorder:
         self._new_blob = new_blob
         self._publish_due = publish_due
         self._committed = news
-        # What this process sends of a job that it stopped itself should not wait for the next heartbeat.
+        # Set when a commit stopped a job: its calls should end before the next heartbeat.
         self.job_stopped = asyncio.Event()
         self._part = _FlushPart()
         self._unwritten: deque[_FlushPart] = deque()
@@ -108,7 +115,11 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Nothing new should be taken or sent: too much waits for a store or a disk that is away, or what waits may be leased again."""
+        """Return whether no new work should be leased or sent.
+
+        That is so while a store or a disk is away and too much waits for it, or while slices whose
+        results wait here may be leased again.
+        """
         return (
             self.failing
             or self._held_bytes > self._limits.held_bytes_max
@@ -116,13 +127,13 @@ class Recorder:
         )
 
     def expect(self) -> None:
-        """Results will come: begin logs for them while there is a store to ask."""
+        """Begin logs for the results that will come, while the store is there."""
         if not self._is_expecting:
             self._is_expecting = True
             self._news.set()
 
     def record(self, verdict: ItemVerdict) -> None:
-        """Take over an item's finished line: it is made durable and committed with the next flush."""
+        """Take an item's finished line. The next flush makes it durable and commits it."""
         part, size_bytes = self._part, len(verdict.line)
         part.lines["answers" if verdict.finished.outcome is Outcome.ANSWERED else "errors"].append(verdict)
         part.size_bytes += size_bytes
@@ -135,7 +146,7 @@ class Recorder:
             self._announce()
 
     def tried(self, job_id: str, token: str, attempts: Attempts) -> None:
-        """An item failed and will be tried again."""
+        """Note the attempts of an item that failed and will be tried again."""
         self._part.attempts.append((job_id, token, attempts))
         self._announce()
 
@@ -158,12 +169,12 @@ class Recorder:
         return (job_id, first, token) in self._settling
 
     def hurry(self) -> None:
-        """Nothing more is coming soon: do not wait for more lines, nor for a larger object."""
+        """Flush now, without a wait for more lines or for a larger object."""
         self._hurried = True
         self._due.set()
 
     def renew(self) -> None:
-        """A new incarnation begins: its lines go to logs of its own, once what lies in the old ones is committed."""
+        """Begin new logs for a new incarnation, once the lines in the old ones are committed."""
         self._renewed = True
         self._life_number += 1
         for spares in self._spare_blob_ids.values():
@@ -172,18 +183,25 @@ class Recorder:
         self.commit_first()
 
     def commit_first(self) -> None:
-        """Take nothing new before what is recorded so far is committed: its slices are lost, and leased again its items would be sent."""
+        """Take no new work before the lines recorded so far are committed.
+
+        Their slices are lost. If they were leased again before that, their items would be sent
+        twice.
+        """
         self._awaited_count = self._taken_count
         self.hurry()
 
     async def drain(self) -> None:
-        """Wait until everything finished so far is committed; from now on nothing waits for more lines."""
+        """Wait until everything finished so far is committed.
+
+        From now on no flush waits for more lines.
+        """
         self._draining = True
         self.hurry()
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Flush for ever. It ends only when it is cancelled; what fails is tried again."""
+        """Flush until cancelled. A flush that fails is tried again."""
         while True:
             if self._is_expecting:
                 await self._begin_spares()
@@ -204,7 +222,7 @@ class Recorder:
         return self._part.is_empty() and not self._unwritten and not self._appended
 
     def _next_part(self) -> _FlushPart:
-        """What is to be written next; it may be empty."""
+        """Return the part to write next. It may be empty."""
         if self._unwritten:
             return self._unwritten.popleft()
         part, self._part = self._part, _FlushPart()
@@ -216,7 +234,8 @@ class Recorder:
             self._renewed = False
         if not part.is_empty():
             if self._appended and self._seal_is_due(part.size_bytes):
-                # A log takes only so much that is not sealed, and what it refuses once it would refuse again.
+                # A log has a limit for bytes that are not sealed, and refuses the same part each
+                # time.
                 await self._until_done(self._seal_and_commit)
             await self._until_done(lambda: self._append(part))
             self._appended.append(part)
@@ -224,7 +243,10 @@ class Recorder:
             await self._until_done(self._seal_and_commit)
 
     def _put_back(self, part: _FlushPart) -> None:
-        """Keep what is not committed after an unexpected error: it goes to new logs when this runs again."""
+        """Keep all uncommitted lines after an unexpected error.
+
+        They go to new logs when this runs again.
+        """
         whole = _FlushPart()
         taken = self._appended if part in self._appended else [*self._appended, part]
         for one in [*taken, *self._unwritten, self._part]:
@@ -240,7 +262,10 @@ class Recorder:
         self._release_logs()
 
     def _seal_is_due(self, more_bytes: int = 0) -> bool:
-        """Sealing costs one object on an object store and nothing on a disk: the log says what is worth waiting for."""
+        """Return whether to seal now.
+
+        Sealing costs an object in an object store, so the log says how long to wait.
+        """
         waits = [(ready.seal_after_ms, ready.seal_after_bytes) for ready in self._logs.values()]
         if self._hurried or self._renewed or self._draining or not waits:
             self._hurried = False
@@ -260,7 +285,7 @@ class Recorder:
         self._due.clear()
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Finished answers are never given up because a disk or a database is away."""
+        """Repeat a step until it succeeds. No answer is dropped while a disk or a store is away."""
         while True:
             try:
                 await step()
@@ -285,9 +310,10 @@ class Recorder:
         self.failing = True
 
     async def _rewrite_later(self) -> None:
-        """The logs are void: everything that is not committed goes to new ones, from memory."""
+        """Abandon the logs and write everything that is not committed to new ones, from memory."""
         self._release_logs()
-        # Each try begins new logs, which leaves rows and names behind: on a disk that stays full they must not pile up.
+        # Each try leaves rows and names of its logs behind: on a disk that stays full they must not
+        # pile up.
         await asyncio.sleep(self._retry_s)
         self._retry_s = min(2 * self._retry_s, _RETRY_S_MAX)
         again, self._appended = self._appended, []
@@ -296,9 +322,11 @@ class Recorder:
             self._appended.append(part)
 
     async def _append(self, part: _FlushPart) -> None:
-        """Make a part's lines durable on this host, ordered by job and number, as record wants them.
+        """Make a part's lines durable on this host, ordered by job and number.
 
-        Tried again, it goes on where it failed: the same lines twice in one log would shift all lines behind them."""
+        A second try goes on where the first failed: the same lines twice in one log would shift all
+        lines after them.
+        """
         if not self._appended:
             self._appended_s = asyncio.get_running_loop().time()
         for kind in _KINDS:
@@ -314,12 +342,15 @@ class Recorder:
             await failpoints.hit("record_durable")
 
     async def _append_more(self) -> None:
-        """Make durable what came while older lines wait to be committed. What cannot be written now waits in memory as well."""
+        """Make newer lines durable while older ones wait for their commit.
+
+        If that fails, they wait in memory.
+        """
         while not (part := self._next_part()).is_empty():
             try:
                 await self._append(part)
             except BaseException as error:
-                # Also after an unexpected error: these lines are in no other place.
+                # Also after an unexpected error: these lines are nowhere else.
                 self._unwritten.appendleft(part)
                 if isinstance(error, BlobError | StoreUnavailable):
                     return
@@ -332,7 +363,10 @@ class Recorder:
         return self._logs[kind]
 
     async def _next_blob(self, kind: str) -> str:
-        """A log begins a new blob. Everything in the one before it is sealed: it is settled with the next commit."""
+        """Return the next blob of a log.
+
+        The one before it is sealed, and is settled with the next commit.
+        """
         spares = self._spare_blob_ids[kind]
         fresh = spares.pop() if spares else await self._new_blob(kind)
         self._release_blob(kind)
@@ -340,13 +374,14 @@ class Recorder:
         return fresh
 
     async def _begin_spares(self) -> None:
-        """Begin the blobs that each log takes next, while there is a store to ask."""
+        """Begin the next blobs of each log, while the store is there."""
         try:
             for kind, spares in self._spare_blob_ids.items():
                 while len(spares) < SPARE_COUNT:
                     life_number = self._life_number
                     fresh = await self._beside_appends(self._new_blob(kind))
-                    # What was begun for a life that is over meanwhile would be collected under the next one's lines.
+                    # A blob of an incarnation that ended meanwhile would be collected: the next one
+                    # must not use it.
                     (spares if life_number == self._life_number else self._left_blob_ids).append(fresh)
         except StoreUnavailable as error:
             log.info("log_not_begun", error=str(error), meanwhile="the next results ask for it again")
@@ -361,9 +396,11 @@ class Recorder:
         self._logs.clear()
 
     async def _settle_left(self) -> None:
-        """Blobs that get no more lines and hold nothing uncommitted: from now on their uses alone keep them.
+        """Settle the blobs that get no more lines and hold nothing uncommitted.
 
-        Otherwise they would count as being written for as long as this process lives, and none of their bytes could ever go."""
+        From then on only their uses keep them. Otherwise they would count as being written as long
+        as this process lives, and none of their bytes could be removed.
+        """
         while self._left_blob_ids:
             try:
                 await self._store.settle_blob(self._left_blob_ids[-1])
@@ -382,18 +419,22 @@ class Recorder:
             if recorded.stopped:
                 self.job_stopped.set()
         self._committed.notify()
-        # Also what the store refused as late or twice: no answer to it is needed any more.
+        # Also items that the store refused as late or repeated: their answers are not needed any
+        # more.
         self._upstream.recorded(_items(parts))
         self._settling.difference_update(finished, [key[:3] for key in released])
         self._held_bytes -= sum(part.size_bytes for part in parts)
         self._committed_count += sum(part.line_count for part in parts)
-        # Others may have been appended meanwhile.
+        # More parts may have been appended meanwhile.
         del self._appended[: len(parts)]
         await self._settle_left()
 
     async def _seal(self) -> tuple[list[_FlushPart], dict[str, Placed | None]]:
-        """Seal what is appended; say what that is and where it lies. While an object store is away it stays durable here, and more may join
-        it until the first of the logs is sealed."""
+        """Seal the appended parts; return them and where their lines lie.
+
+        While an object store is away, the parts stay durable on this host. More may join them until
+        the first of the logs is sealed.
+        """
         placed: dict[str, Placed | None] = {}
         while True:
             parts = list(self._appended)
@@ -415,7 +456,7 @@ class Recorder:
         finished: list[tuple[str, int, str]],
         released: list[tuple[str, int, str, int]],
     ) -> list[Recorded]:
-        """Sealing is done and must not be repeated, so an absent store is waited for here."""
+        """Commit flushes. Wait here while the store is away, since sealing must not be repeated."""
         while True:
             try:
                 recorded = await self._beside_appends(self._store.record_outcomes(flushes, finished, released))
@@ -429,7 +470,7 @@ class Recorder:
                 return recorded
 
     async def _beside_appends(self, question: Coroutine[Any, Any, T]) -> T:
-        """Go on appending while an answer of the store takes long: it may have fallen silent."""
+        """Await an answer of the store, and go on appending while it takes long."""
         task = asyncio.create_task(question)
         try:
             while not (await asyncio.wait({task}, timeout=_RETRY_S))[0]:
@@ -456,7 +497,10 @@ def _items(parts: list[_FlushPart]) -> Iterator[tuple[str, int]]:
 
 
 def _flushes(parts: list[_FlushPart], placed: dict[str, Placed | None]) -> list[JobFlush]:
-    """What to tell the store, per part and job: each job's lines are one range of the sealed bytes."""
+    """Return the flushes for the store, one for each part and job.
+
+    A job's lines are one range of the sealed bytes.
+    """
     found: list[JobFlush] = []
     at = {kind: place.at if place else 0 for kind, place in placed.items()}
     for part in parts:

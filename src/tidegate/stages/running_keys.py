@@ -1,6 +1,7 @@
-"""Idempotency-Keys whose first request is still under way in this process: a copy of it waits a moment, then gets a 409.
+"""Idempotency-Keys whose first request is still under way in this process.
 
-The store makes one object of all copies, whatever happens here. This only says so early, and in the words of the key's draft standard.
+A copy of that request waits a moment, then gets a 409, as the draft standard of Idempotency-Key
+wants it. The store makes one object of all copies in any case.
 """
 
 import asyncio
@@ -9,13 +10,13 @@ from contextlib import asynccontextmanager
 
 from tidegate.core.errors import ApiProblem
 
-# A copy waits so long for the first request, which is enough for every create whose body is there already.
+# A copy waits this long for the first request: enough for every create whose body has arrived.
 WAIT_S = 2.0
 RETRY_AFTER_S = 1
 
 
 class _KeyTurn:
-    """The turn of one key. It is kept while a request has it or waits for it."""
+    """The lock of one key. It is kept while a request has it or waits for it."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -32,8 +33,10 @@ class RunningKeys:
 
     @asynccontextmanager
     async def held(self, tenant_id: str, route: str, key: str | None) -> AsyncIterator[None]:
-        """Hold a tenant's key while its request is worked on; a request without a key waits for nothing. 409 when another request
-        still has it. `route` is what the key is unique in, as in the store."""
+        """Hold a tenant's key while its request runs. Raise a 409 if another request still has it.
+
+        A request without a key does not wait. A key is unique within its `route`, as in the store.
+        """
         if key is None:
             yield
             return

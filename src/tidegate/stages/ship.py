@@ -1,6 +1,10 @@
-"""ship: closing a job. Drain (nothing is out any more), close (record refuses), publish (files appear, the end state is set).
+"""ship: end a job in three steps.
 
-Finished lines are never copied, except once when the caller asked for input order.
+1. Drain: wait until none of its items is with a worker.
+2. Close: from then on record refuses its lines.
+3. Publish: its result files appear and its end state is set.
+
+Finished lines are never copied, except once if the caller asked for the order of the input.
 """
 
 import logging
@@ -40,8 +44,9 @@ _PAGE = 10_000
 _POSTPONED_MAX = 10_000
 _RETRY_MS = 2_000
 _NO_CUSTOM_ID = b"null"
-# A job that costs at most so many bytes is published within a moment, and never waits for one that costs more. Of those, each tenant has
-# one before anyone has another.
+# A job with at most this many bytes to write is published within a moment, and never waits for a
+# larger one. Larger jobs take turns: each tenant publishes one before any tenant publishes a
+# second.
 _QUICK_BYTES_MAX = 4 << 20
 QUICK = PublishTurns(bytes_max=_QUICK_BYTES_MAX, count_max=200)
 LONG = PublishTurns(bytes_min=_QUICK_BYTES_MAX + 1, tenant_max=1, count_max=1_000)
@@ -65,7 +70,10 @@ class Ship:
         keep: KeepTimes,
         turns: PublishTurns = PublishTurns(),  # noqa: B008 - a constant
     ) -> None:
-        """`turns` says which closed jobs are published here, and how many of a tenant's at a time."""
+        """Create the stage.
+
+        `turns` says which closed jobs it publishes, and how many of a tenant at a time.
+        """
         self._turns = turns
         self._store = store
         self._blobs = blobs
@@ -76,7 +84,7 @@ class Ship:
         self._postponed: set[str] = set()
 
     async def close_drained(self, grace_ms: int, count_max: int = 50) -> int:
-        """Close the jobs of which nothing is out any more, or whose grace has passed."""
+        """Close the jobs that have no items with workers any more, or whose grace has passed."""
         closed = 0
         for job_id in await self._store.draining_jobs(grace_ms, count_max):
             closed += await self._store.close_job(job_id, grace_ms)
@@ -128,7 +136,10 @@ class Ship:
         return False
 
     async def _response_status(self, job: Job) -> str:
-        """What the answer of a response calls itself. It is read only where a webhook reports it."""
+        """Return the status in the answer of a background response.
+
+        It is read only if a webhook reports it.
+        """
         if job.kind is not JobKind.RESPONSE or not job.answered_count or job.output_file_id is None:
             return COMPLETED
         if not await self._store.wants_response_events(job.tenant_id):
@@ -138,7 +149,7 @@ class Ship:
         return response_status(line)
 
     async def _added(self, job: Job, fresh: PublishBlobs) -> tuple[UnrunLines | None, UnrunLines | None]:
-        """Write the lines of the items that were not run: those for the output file, and those for the error file."""
+        """Write the lines of items that were not run, for the output file and the error file."""
         answers, errors = LineWriter(fresh), LineWriter(fresh)
         try:
             if job.done_count < job.run_count:
@@ -169,7 +180,7 @@ class Ship:
                 await errors.add(number, outcome, never_ran_line(job.id, number, custom_id, outcome))
 
     async def _write_copies(self, job: Job, answers: LineWriter, errors: LineWriter) -> None:
-        """Write the lines of the items that take another's."""
+        """Write the lines of the items that take another item's line."""
         assert job.work_blob_id is not None
         at, size_bytes = job.copied.work_at, job.work_bytes - job.copied.work_at
         copies = CopyWriter(job, answers, errors)
@@ -188,7 +199,7 @@ class Ship:
                 await copies.write_lost()
 
     async def _work_lines(self, work_blob_id: str, at: int, size_bytes: int) -> list[bytes]:
-        """Lines of the work file; none when they are lost, for a job whose requests are gone must come to its end all the same."""
+        """Return lines of the work file; none if they are lost, since the job must end anyway."""
         try:
             return (await self._blobs.read(work_blob_id, at, size_bytes)).split(b"\n")
         except BlobMissing as error:
@@ -196,7 +207,10 @@ class Ship:
             return []
 
     async def _ordered(self, job: Job, fresh: PublishBlobs, added: Added) -> tuple[Rewrite | None, Rewrite | None]:
-        """Both result files in the order of the input; as they are when what the order needs is lost and no wait brings it back."""
+        """Rewrite both result files in the order of the input.
+
+        Keep them as they are if bytes of them are lost.
+        """
         try:
             output = await self._rewrite(job, fresh, added[0], answered=True)
             return output, await self._rewrite(job, fresh, added[1], answered=False)
@@ -206,7 +220,7 @@ class Ship:
             return None, None
 
     async def _done(self, job: Job) -> bytearray:
-        """One byte per item: whether it has an outcome."""
+        """Return one byte for each item: 1 if it has an outcome."""
         done = bytearray(job.item_count)
         number = 0
         while page := await self._store.outcomes_page(job.id, number, _PAGE):
@@ -218,7 +232,7 @@ class Ship:
     async def _rewrite(
         self, job: Job, fresh: PublishBlobs, added: UnrunLines | None, *, answered: bool
     ) -> Rewrite | None:
-        """Rewrite one result file, with what is added to it, in the order of the input's lines."""
+        """Rewrite one result file and its added lines in the order of the input."""
         file_id, at = (job.output_file_id, job.output_bytes) if answered else (job.error_file_id, job.error_bytes)
         places = await self._places(job, answered=answered)
         extents = await self._all_extents(file_id) if file_id else []
@@ -268,7 +282,7 @@ class Ship:
         return found
 
     async def _input_lines(self, job: Job) -> "array[int]":
-        """Each item's 1-based line in the input: the trailer of the work file."""
+        """Return each item's 1-based line in the input, from the trailer of the work file."""
         assert job.work_blob_id is not None
         lines = array("I")
         lines.frombytes(await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count))
@@ -290,7 +304,10 @@ def report_end(job: Job | None) -> None:
 
 
 def _log_end(job: Job | None) -> None:
-    """Note how a batch ended, unless it was deleted at once; background responses are too many and too small for a line each."""
+    """Log the end of a batch, unless it was deleted at once.
+
+    Background responses are too many to log.
+    """
     if job is None or job.kind is not JobKind.BATCH:
         return
     why = {"why": job.errors[0].message} if job.errors else {}

@@ -1,7 +1,8 @@
-"""The right to publish a job, as this process holds it.
+"""The stage leases of this process: its rights to publish jobs.
 
-A step dies with its owner's heartbeat. While the owner lives, no other process may take it, so a step whose end the owner does not know
-(the store did not answer, a race was lost) must be given back by the owner itself, or its job would wait for ever.
+A stage lease ends with its owner's heartbeat. While the owner lives, no other process may take the
+step. If the owner does not know how a step ended (the store did not answer, or a race was lost),
+the owner must give it back itself, or the job would wait for ever.
 """
 
 from tidegate.core.ports import Entropy
@@ -16,7 +17,7 @@ class StageLeases:
         self._open: dict[str, str] = {}
 
     async def take_step(self, job_id: str, state: JobState, worker_id: str) -> str | None:
-        """The token of a step that is ours now; None when it is someone else's."""
+        """Take a step and return its token; None if another process has it."""
         token = self._entropy.token_bytes(16).hex()
         self._open[token] = job_id
         if await self._store.take_step(job_id, state, worker_id, token):
@@ -25,11 +26,11 @@ class StageLeases:
         return None
 
     def end_step(self, token: str) -> None:
-        """The store knows how this step ended."""
+        """Forget a step whose end the store knows."""
         self._open.pop(token, None)
 
     async def give_back_leftovers(self) -> None:
-        """Let go of the steps whose end is unknown; one that did end is not changed by this."""
+        """Give back the steps whose end is unknown. A step that did end is not changed by this."""
         for token, job_id in list(self._open.items()):
             await self._store.drop_step(job_id, token, 0)
             self.end_step(token)

@@ -1,7 +1,9 @@
-"""accept, in parts: a file that comes as many durable parts, in any order, and becomes one blob when its owner says in which order.
+"""accept, in parts: a file comes as durable parts, which become one blob at the end.
 
-The parts are joined before anything of the file is seen, and one transaction shows it and lets go of the parts: whatever dies on the
-way leaves a pending upload, which can be completed again. The bytes pass through memory in pieces of bounded size.
+The parts may come in any order; the owner gives their order at the end. They are joined before the
+file is visible, and one transaction creates the file and frees the parts. A failure on the way
+leaves a pending upload, which can be completed again. The bytes pass through memory in bounded
+pieces.
 """
 
 import hashlib
@@ -34,7 +36,7 @@ PART_BYTES_MAX = 64 << 20
 
 
 class PartedUploads:
-    """Takes in files that come in parts, for one process."""
+    """The entry of files that come in parts, of one process."""
 
     def __init__(self, store: Store, blobs: Blobs, reception: Reception) -> None:
         self._store = store
@@ -44,7 +46,7 @@ class PartedUploads:
     async def create(
         self, caller: Caller, request: UploadRequest, *, idempotency_key: str | None, quotas: Quotas
     ) -> PartedUpload:
-        """Begin a file; return the upload that this Idempotency-Key began before, if it did."""
+        """Begin an upload, or return the one that this Idempotency-Key began before."""
         upload_id = self._reception.new_id("upload")
         idempotency = Idempotency(idempotency_key, _hash(request)) if idempotency_key else None
         return await self._reception.replayed(
@@ -52,7 +54,7 @@ class PartedUploads:
         )
 
     async def find(self, caller: Caller, upload_id: str) -> PartedUpload:
-        """Return one of the caller's uploads, or refuse an id that is none of theirs."""
+        """Return one of the caller's uploads; refuse any other id."""
         upload = await self._store.get_upload(caller.tenant_id, upload_id)
         if upload is None:
             raise no_such_upload(upload_id)
@@ -61,7 +63,10 @@ class PartedUploads:
     async def keep_part(
         self, caller: Caller, upload_id: str, incoming: Upload, *, idempotency_key: str | None, quotas: Quotas
     ) -> UploadPart:
-        """Make the bytes durable, then keep them as a part; return the part that this Idempotency-Key made before, if it did."""
+        """Make the bytes durable and keep them as a part.
+
+        Return the part that this Idempotency-Key made before, if it did.
+        """
         stamp = await incoming.finish()
         idempotency = Idempotency(idempotency_key, _hash((upload_id, stamp.sha256))) if idempotency_key else None
         part = UploadPart(self._reception.new_id("part"), upload_id, incoming.blob_id, stamp)
@@ -76,15 +81,19 @@ class PartedUploads:
     async def complete(
         self, caller: Caller, upload: PartedUpload, part_ids: Sequence[str], md5: str | None
     ) -> tuple[PartedUpload, File | None]:
-        """Make the parts, in this order, one file. Asked again with the same parts, return what they became.
+        """Join the parts, in this order, to one file.
 
-        An `md5` that the file does not have is refused either way."""
+        A repeated call with the same parts returns the same file.
+
+        An `md5` that differs from the file's is refused in both cases.
+        """
         parts_hash = _hash(list(part_ids))
         try:
             if upload.state is UploadState.PENDING:
                 upload = await self._join(caller, upload, part_ids, md5, parts_hash)
         except (BlobMissing, ApiProblem) as problem:
-            # Another request ended the upload meanwhile, and its parts went; a part that is lost is a fault of the storage.
+            # Another request may have ended the upload and removed its parts. Else a part is lost
+            # in storage.
             upload = await self.find(caller, upload.id)
             is_other = isinstance(problem, ApiProblem) and problem.code != "upload_not_pending"
             if upload.state is UploadState.PENDING or is_other:
@@ -133,7 +142,10 @@ class PartedUploads:
         return completed
 
     async def _copy(self, parts: Sequence[UploadPart], incoming: Upload) -> str:
-        """Copy the parts one behind the other, and see that each still is what was sent. Return the MD5 of all."""
+        """Copy the parts one after the other and check that each is unchanged.
+
+        Return the MD5 of all bytes.
+        """
         whole = hashlib.md5(usedforsecurity=False)
         for part in parts:
             digest = hashlib.sha256()
@@ -153,7 +165,10 @@ def _check_md5(claimed: str | None, actual: str | None) -> None:
 
 
 def _chosen(parts: dict[str, UploadPart], part_ids: Sequence[str], size_bytes: int) -> list[UploadPart]:
-    """Return the parts in the order that their owner gave; together they must have the bytes that were declared."""
+    """Return the parts in their owner's order.
+
+    Together they must have the declared number of bytes.
+    """
     for part_id, count in Counter(part_ids).items():
         if part_id not in parts:
             message = f"The upload has no part '{shown_id(part_id)}'."

@@ -1,7 +1,7 @@
-"""Lines of an input that run again: those whose custom_id stands on a chosen line of an error file.
+"""The lines of an input that run again: their custom_id is on a chosen line of an error file.
 
-They are copied, so that nothing of the others is judged again. A custom_id names the first line that has it: a later one was refused as a
-duplicate, and would be again.
+They are copied, so that the other lines are not checked again. A custom_id names the first line
+that has it: a later one was refused as a duplicate, and would be again.
 """
 
 from array import array
@@ -27,7 +27,10 @@ _decode_name = msgspec.json.Decoder(_LineName).decode
 
 
 def copy_chosen(input_path: Path, target_path: Path, rules: LineRules, chosen: ChosenLines) -> "tuple[array[int], str]":
-    """Copy the chosen lines to a file of their own; return their 1-based numbers in the input, and its SHA-256."""
+    """Copy the chosen lines to a new file.
+
+    Return their 1-based numbers in the input, and its SHA-256.
+    """
     wanted = _wanted(chosen)
     lines, digest = array("I"), sha256()
     with input_path.open("rb") as source, target_path.open("wb") as target:
@@ -44,7 +47,7 @@ def _wanted(chosen: ChosenLines) -> set[str | None]:
     found: set[str | None] = set()
     with Path(chosen.errors_path).open("rb") as errors:
         for text in errors:
-            # A damaged line still chooses its request where it names it.
+            # A damaged line still chooses its request if its custom_id can be read.
             line = readable_line(text)
             code = line.failure_code()
             if code == _DUPLICATE or line.failure_outcome() not in chosen.outcomes:
@@ -58,7 +61,10 @@ def _wanted(chosen: ChosenLines) -> set[str | None]:
 
 
 def bounded_lines(source: BinaryIO, bytes_max: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
-    """The lines of an input with their ends; of one that is too long only its beginning."""
+    """Yield the lines of an input with their newlines.
+
+    Of a line that is too long, yield only the beginning.
+    """
     while line := source.readline(bytes_max + 2):
         seen(line)
         rest = line

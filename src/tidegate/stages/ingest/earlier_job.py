@@ -1,4 +1,7 @@
-"""The earlier job that a new one takes answers from: its input and its answers, as local files beside the new job's work file."""
+"""The earlier job whose answers a new job reuses: its input and its answers as local files.
+
+They lie beside the new job's work file.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,10 @@ _EXTENTS_PAGE = 64
 
 
 class EarlierJobs:
-    """`operator_levels` are the operator's own parameters for the lines of a job."""
+    """The way to earlier jobs.
+
+    `operator_levels` returns the operator's parameters for a job's lines.
+    """
 
     def __init__(
         self, store: Store, blobs: Blobs, operator_levels: Callable[[Job], tuple[ParameterLevel, ...]]
@@ -24,7 +30,7 @@ class EarlierJobs:
         self._operator_levels = operator_levels
 
     async def fetch(self, tenant_id: str, job_id: str, work_path: Path) -> EarlierJob | None:
-        """Put the input and the answers of an earlier job into local files; None when they are gone."""
+        """Copy an earlier job's input and answers to local files; None if they are gone."""
         earlier = await self._store.get_job(tenant_id, job_id)
         if earlier is None:
             return None
@@ -36,7 +42,8 @@ class EarlierJobs:
                 return None
             paths.append(work_path.with_suffix(f".earlier{number}"))
             if await copy_file(self._store, self._blobs, file_id, paths[-1]) < file.size_bytes:
-                # The earlier job was deleted meanwhile: a part of its answers must not pass for all of them.
+                # The earlier job was deleted meanwhile: a part of its answers must not count as all
+                # of them.
                 return None
         parts = tuple(InputPart(file_id, str(path)) for file_id, path in zip(file_ids, paths[:-1], strict=False))
         levels = (*self._operator_levels(earlier), *earlier.shape.levels())
@@ -53,13 +60,13 @@ def earlier_gone(job_id: str) -> LineError:
 
 
 def remove_earlier(work_path: Path) -> None:
-    """Remove what was fetched for this work file."""
+    """Remove the files that were fetched for this work file."""
     for path in work_path.parent.glob(f"{work_path.stem}.earlier*"):
         path.unlink(missing_ok=True)
 
 
 async def copy_file(store: Store, blobs: Blobs, file_id: str, path: Path) -> int:
-    """Put a file into one local one, and return how many bytes it had."""
+    """Copy a file to a local path and return its number of bytes."""
     at = 0
     with path.open("wb") as target:
         while extents := await store.list_extents(file_id, at, _EXTENTS_PAGE):

@@ -1,11 +1,14 @@
-"""ingest: an accepted input becomes a work file, slices and two hidden result files, in one pass and one transaction.
+"""ingest: an accepted input becomes a work file, slices and two hidden result files.
 
-Inputs take turns as the store chooses them: fair between tenants by bytes, small ones first within a tenant. Small inputs are ingested
-some at a time, with one transaction for all of them, and their pass runs inside this process. A large input has a pass of its own in a
-process of its own, and a few run at once; the last of these passes is kept for a tenant that has none.
+That takes one pass and one transaction.
 
-What cannot be read or written now is tried again, ever more rarely, until the job's deadline. A pass that dies of its input each time
-ends the job.
+- The store chooses whose turn it is: fair between tenants by bytes, small inputs first within a
+  tenant.
+- Several small inputs are ingested together, with one transaction and inside this process.
+- Each large input has its own pass in its own process. A few run at once, and the last of these
+  places is kept for a tenant that has none.
+- A read or write that fails is tried again, ever more rarely, until the job's deadline.
+- If the pass crashes on an input several times in a row, the job fails.
 """
 
 import asyncio
@@ -48,7 +51,7 @@ RunPass = Callable[[Path, Path, LineRules, IngestLane], Awaitable[IngestPlan]]
 
 
 class _IngestStep(msgspec.Struct, frozen=True):
-    """The right to ingest one job, what is known of it, and where its work file is made."""
+    """The right to ingest one job, the job's source, and the path of its work file."""
 
     source: IngestSource
     token: str
@@ -60,7 +63,7 @@ class _IngestStep(msgspec.Struct, frozen=True):
 
 
 class IngestStage:
-    """Takes inputs through the pass, as many at once as there are callers."""
+    """The stage that ingests inputs, as many at once as it has callers."""
 
     def __init__(
         self,
@@ -81,17 +84,17 @@ class IngestStage:
         self._earlier = EarlierJobs(store, blobs, lambda job: policies.line_rules(job).levels)
         self._limits = limits or IngestLimits()
         self._crashes: OrderedDict[str, int] = OrderedDict()
-        # Tokens of steps that are over here, though the store may not know it.
+        # Tokens of steps that ended here, though the store may not know it.
         self._leftovers: dict[str, str] = {}
         self._choosing = asyncio.Lock()
         self._large_passes: Counter[str] = Counter()
 
     async def next(self, worker_id: str) -> bool:
-        """Ingest some small inputs, or else a large one; False when none waits."""
+        """Ingest some small inputs, or else a large one; False if none waits."""
         return await self.next_small(worker_id) or await self.next_large(worker_id)
 
     async def next_small(self, worker_id: str) -> bool:
-        """Ingest some small inputs together; False when none waits."""
+        """Ingest some small inputs together; False if none waits."""
         token = self._entropy.token_bytes(16).hex()
         with self._given_back(token, worker_id):
             steps = await self._take(IngestLane.SMALL, SMALL_AT_ONCE, worker_id, token)
@@ -99,7 +102,7 @@ class IngestStage:
         return bool(steps)
 
     async def next_large(self, worker_id: str) -> bool:
-        """Ingest one large input; False when none waits that may be read now."""
+        """Ingest one large input; False if none waits that may be read now."""
         token = self._entropy.token_bytes(16).hex()
         with self._given_back(token, worker_id):
             async with self._choosing:
@@ -116,7 +119,7 @@ class IngestStage:
 
     @contextmanager
     def _given_back(self, token: str, worker_id: str) -> Iterator[None]:
-        """Remember steps whose end the store may not know of, so that they are given back."""
+        """Remember the steps of a failed try, so that they are given back."""
         try:
             yield
         except BaseException:
@@ -140,7 +143,7 @@ class IngestStage:
         return [_IngestStep(source, token, self._scratch / f"{source.job.id}-{token}.work") for source in sources]
 
     async def _ingest(self, steps: Sequence[_IngestStep], lane: IngestLane, worker_id: str) -> None:
-        """Read the inputs, make their work files durable, and start the jobs, with one transaction for all of them."""
+        """Read the inputs, make their work files durable, and start all jobs in one transaction."""
         try:
             plans = await _together(self._plan(step, lane) for step in steps)
             planned = [(step, plan) for step, plan in zip(steps, plans, strict=True) if plan is not None]
@@ -156,13 +159,14 @@ class IngestStage:
                 step.work_path.unlink(missing_ok=True)
 
     async def _plan(self, step: _IngestStep, lane: IngestLane) -> IngestPlan | None:
-        """Run the pass over one input; None when the job ended by it, or waits for another try."""
+        """Run the pass over one input; None if the job ended by it, or waits for another try."""
         begun_s = asyncio.get_running_loop().time()
         try:
             with tracing.step_of(step.source.job):
                 plan = await self._pass(step, lane)
                 if any(error.code == changed_input().code for error in plan.errors):
-                    # It ends the job, and the bytes may have been damaged on the way alone.
+                    # This ends the job, so look twice: the bytes may have been damaged only in
+                    # transit.
                     plan = await self._pass(step, lane)
             took_s = asyncio.get_running_loop().time() - begun_s
             metrics.ingest_seconds.of(metrics.size_of(plan.item_count)).observe(took_s)
@@ -175,7 +179,7 @@ class IngestStage:
         return None
 
     async def _pass(self, step: _IngestStep, lane: IngestLane) -> IngestPlan:
-        """Read the input through; an input that is gone is a plan with that one error."""
+        """Read the whole input. If a file is gone, return a plan with that one error."""
         source = step.source
         parts: list[InputPart] = []
         joined_path = step.work_path.with_suffix(".input")
@@ -206,7 +210,7 @@ class IngestStage:
                     path.unlink(missing_ok=True)
 
     async def _local_path(self, blob_id: str | None) -> Path | None:
-        """Where the bytes of an input can be read; None when they are gone."""
+        """Return a local path to the bytes of an input; None if they are gone."""
         if blob_id is None:
             return None
         try:
@@ -215,7 +219,7 @@ class IngestStage:
             return None
 
     def _rules(self, source: IngestSource, errors_path: Path | None) -> LineRules:
-        """What this input is held to: the operator's rules, its bytes at upload, and the models of the key that created the job."""
+        """Return the rules for this input: the operator's, the job's, and its key's."""
         rules = self._policies.line_rules(source.job)
         shape = source.job.shape
         levels = (*rules.levels, *shape.levels())
@@ -232,7 +236,7 @@ class IngestStage:
         return replace(rules, models=names_allowed(models, resources, self._policies.model_of))
 
     async def _adopt(self, step: _IngestStep, plan: IngestPlan, blob_id: str) -> JobStart | None:
-        """Make the work file durable; None when that must be tried again."""
+        """Make the work file durable; None if that must be tried again."""
         try:
             with tracing.step_of(step.source.job):
                 await self._blobs.adopt(blob_id, step.work_path)
@@ -268,19 +272,19 @@ class IngestStage:
         await hit("ingest_committed")
 
     async def _refuse(self, step: _IngestStep, errors: Sequence[LineError]) -> None:
-        """Fail a job for what is wrong with its input."""
+        """Fail a job because of these errors of its input."""
         if await self._store.refuse_job(step.job_id, step.token, list(errors)):
             job = await self._store.any_job(step.job_id)
             metrics.count_job_end(job)
             tracing.end_job(job)
-            # Its message may quote the line, which is its owner's alone.
+            # Log no message: it may quote the line, which is private to its owner.
             first = errors[0]
             log.warning("job_failed", job=step.job_id, why=first.code, line=first.line, problems=len(errors))
         else:
             await self._end_lost(step.job_id, step.token)
 
     async def _end_lost(self, job_id: str, token: str) -> None:
-        """The job closed while it was ingested, or the step is no longer ours."""
+        """End a job that closed while it was ingested, or give back its step."""
         log.info("ingest_lease_lost", job=job_id)
         if await self._store.end_unstarted(job_id, token):
             job = await self._store.any_job(job_id)
@@ -290,7 +294,10 @@ class IngestStage:
             await self._store.drop_step(job_id, token, 0)
 
     async def _after_failure(self, step: _IngestStep, error: Exception) -> None:
-        """A crash that repeats is the input's doing and ends the job; everything else passes, or the job expires first."""
+        """Try again later, until the job expires.
+
+        Crashes in a row are blamed on the input and end the job.
+        """
         job_id = step.job_id
         before = self._crashes.pop(job_id, 0)
         crashes = before + 1 if isinstance(error, IngestCrashed) else 0
@@ -309,7 +316,7 @@ class IngestStage:
 
 
 async def _together(parts: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all parts, and only then raise what one of them raised."""
+    """Wait for all parts, and only then raise the first exception among them."""
     results = await asyncio.gather(*parts, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,13 +1,18 @@
-"""Ingest of one input file: read it once, order its lines, write them again as the work file.
+"""Ingest of one input file: read it once, order its lines, and write them as the work file.
 
-The work file holds the lines byte for byte, each ended by a newline, in work order, and behind them a trailer: for each item a
-little-endian uint32 with its 1-based line number in the input. Bad lines that are to become item errors stand behind all
-good ones as `{"custom_id", "code", "message", "line"}`, in slices without a model. Behind these stand items that are not run, in no slice
-(see core/answers/copied_lines.py). Nothing here knows jobs, stores or blobs,
-and nothing is made durable: the adopter of the work file does that.
+The work file has, in this order:
 
-Run as a module it is a process of its own: a JSON request on stdin, the plan on stdout, trouble on stderr. So few things
-are imported at the top, and asyncio only by the side that starts the process.
+1. The good lines byte for byte in work order, each with a newline.
+2. Bad lines that become item errors, as `{"custom_id", "code", "message", "line"}`, in slices
+   without a model.
+3. Items that are not run, in no slice (see core/answers/copied_lines.py).
+4. A trailer: for each item a little-endian uint32 with its 1-based line number in the input.
+
+This module knows nothing of jobs, stores or blobs, and makes nothing durable: the adopter of the
+work file does that.
+
+Run as a module it is a separate process: a JSON request on stdin, the plan on stdout, trouble on
+stderr. So it imports little at the top, and asyncio only where it starts the process.
 """
 
 import os
@@ -51,7 +56,10 @@ class ChildRequest(msgspec.Struct):
 
 
 def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
-    """Check the input and write the work file; a plan with errors has no work file and no slices. An input of parts is made first."""
+    """Check the input and write the work file. An input of parts is joined first.
+
+    A plan with errors has no work file and no slices.
+    """
     places = LinePlaces(rules.places)
     if rules.parts:
         places, unusable = join_input(input_path, rules)
@@ -74,7 +82,10 @@ def ingest_file(input_path: Path, work_path: Path, rules: LineRules) -> IngestPl
 def _ingest_lines(
     input_path: Path, work_path: Path, rules: LineRules, places: LinePlaces, lines: "array[int] | None" = None
 ) -> IngestPlan:
-    """Ingest all lines of a file. `lines` are their numbers in the input they were taken from."""
+    """Ingest all lines of a file.
+
+    `lines` are their numbers in the input that they were copied from.
+    """
     with _opened(input_path, os.O_RDONLY) as source:
         scan, digest = _scan(source, rules)
         if lines is not None:
@@ -100,8 +111,10 @@ def _refused(errors: list[LineError], model: str | None = None) -> IngestPlan:
 
 
 def _scan(source: int, rules: LineRules) -> tuple[Scan, str]:
-    """Read the input through; return what it holds and its SHA-256, which is empty when there is nothing to compare it with or when the
-    pass ended early because of what it found."""
+    """Read the whole input. Return its scan and its SHA-256.
+
+    The SHA-256 is empty if there is none to compare it with, or if errors stopped the scan early.
+    """
     scan = Scan(rules)
     data = os.read(source, READ_BYTES)
     with _Hashing(data) as hashing:
@@ -115,8 +128,10 @@ def _scan(source: int, rules: LineRules) -> tuple[Scan, str]:
 
 
 class _Hashing:
-    """Takes the SHA-256 of what is read. From the second piece on it does so in a thread, while the scan goes on: hashing frees the
-    interpreter. Its `digest` is known at the end."""
+    """The SHA-256 of the bytes that are read. `digest` is set at the end.
+
+    From the second piece on a thread hashes while the scan goes on: hashing releases the GIL.
+    """
 
     def __init__(self, first: bytes) -> None:
         self._hashed = sha256(first)
@@ -162,9 +177,12 @@ def _nothing_chosen() -> LineError:
 
 
 def _duplicates(source: int, scan: Scan) -> dict[int, int]:
-    """Items whose id an earlier line has already: item number -> that line. Ids are compared by hash, and exactly, by reading them
-    again, only where two hashes agree. Behind the good items the numbers go on with the bad ones."""
-    # A list is read sooner than an array.
+    """Return the items whose custom_id an earlier line has, each with that line.
+
+    Ids are compared by hash. Only if two hashes agree are the ids read again and compared exactly.
+    The numbers of the bad items follow those of the good ones.
+    """
+    # Reading a list is faster than reading an array.
     hashes = scan.id_hash.tolist() + scan.bad_id_hash.tolist()
     if len(set(hashes)) == len(hashes):
         return {}
@@ -193,7 +211,7 @@ def _line_of(scan: Scan, number: int) -> int:
 
 
 def _errors(scan: Scan, twice: dict[int, int], places: LinePlaces) -> list[LineError]:
-    """What fails the whole input, in the order of its lines."""
+    """Return the errors that fail the whole input, in the order of its lines."""
     errors = list(scan.errors)
     if scan.rules.invalid_lines != "error_file":
         again = sorted((_line_of(scan, number), first) for number, first in twice.items())
@@ -203,7 +221,7 @@ def _errors(scan: Scan, twice: dict[int, int], places: LinePlaces) -> list[LineE
 
 
 def main() -> int:
-    """One request, one plan."""
+    """Read one request, and write its plan."""
     try:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=ChildRequest)
     except msgspec.DecodeError as error:
@@ -219,12 +237,13 @@ def main() -> int:
 
 
 class InputPasses:
-    """Runs `ingest_file` where it disturbs nothing: small inputs in one thread, large ones in a process each."""
+    """The runner of `ingest_file`: one thread for small inputs, a process for each large one."""
 
     def __init__(self) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
-        # One thread, because several would only take the interpreter from the event loop and from one another.
+        # One thread, because several would only compete for the GIL with the event loop and one
+        # another.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ingest")
 
     async def __call__(self, input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
@@ -238,7 +257,7 @@ class InputPasses:
 
 
 def _ingest_here(input_path: Path, work_path: Path, rules: LineRules) -> IngestPlan:
-    """`ingest_file` in this process; fails as the process of its own would."""
+    """Run `ingest_file` in this process. It raises the same errors as `run_in_child`."""
     try:
         return ingest_file(input_path, work_path, rules)
     except OSError as error:
@@ -255,11 +274,11 @@ def _unusable(trouble: str) -> IngestFailed:
 
 
 async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, limit_s: float = 600.0) -> IngestPlan:
-    """`ingest_file` in a process of its own, which is gone when this returns, fails or is cancelled."""
+    """Run `ingest_file` in a child process, which ends before this returns or raises."""
     import asyncio
 
     pipe = asyncio.subprocess.PIPE
-    # In a session of its own, a Ctrl-C that is meant for us does not reach it.
+    # A new session, so that a Ctrl-C for this process does not reach the child.
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -291,7 +310,7 @@ async def run_in_child(input_path: Path, work_path: Path, rules: LineRules, *, l
 
 
 def _where(trouble: str) -> str:
-    """The places and the kind of a crash, without its words: they may hold a caller's text, which is no log's business."""
+    """Return the kind and places of a crash, without its message: that may hold a caller's text."""
     lines = trouble.strip().splitlines()
     places = [line.strip() for line in lines if line.startswith('  File "')]
     return " < ".join([*(line.partition(":")[0][:100] for line in lines[-1:]), *reversed(places[-5:])])

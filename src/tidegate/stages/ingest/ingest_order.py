@@ -1,5 +1,6 @@
-"""The order of work: the items of a scanned input, those with a common beginning together, as far as their prompts must be read
-again for that. Nothing here checks or writes.
+"""The order of work of a scanned input: items with a common beginning stand together.
+
+Prompts are read again as far as the order needs. Nothing is checked or written here.
 """
 
 import os
@@ -18,8 +19,10 @@ ROW_MIN = 8
 
 
 def order_items(source: int, scan: Scan, left_out: Collection[int]) -> tuple[list[WorkRun], int]:
-    """The good items that are not left out in work order, a run for each endpoint and model, and how many prompt bytes each shares
-    with the one before it."""
+    """Return the good items in work order, and the prompt bytes they share with the one before.
+
+    There is one run for each endpoint and model, without the items in `left_out`.
+    """
     bundles = _bundles(scan, left_out)
     read = _Prompts(source, scan).read
     numbers_of = {target: array("I") for target in scan.family_targets}
@@ -38,7 +41,7 @@ def order_items(source: int, scan: Scan, left_out: Collection[int]) -> tuple[lis
 
 
 def _bundles(scan: Scan, left_out: Collection[int]) -> list[list[Bundle]]:
-    """The good items of each family, those on one stem together."""
+    """Return the good items of each family, with those on one stem together."""
     members = [array("I") for _ in scan.stem_cut]
     if len(members) == 1 and not left_out:
         members[0].extend(range(len(scan.at)))
@@ -59,7 +62,10 @@ def _bundles(scan: Scan, left_out: Collection[int]) -> list[list[Bundle]]:
 
 
 class _Prompts:
-    """Parts of prompts, read from the input. Neighbours that are asked for in their order come out of one larger read."""
+    """A reader of parts of prompts.
+
+    Neighbours that are asked for in order come out of one larger read.
+    """
 
     def __init__(self, source: int, scan: Scan) -> None:
         self._source = source
@@ -91,7 +97,7 @@ class _Prompts:
 
 
 def _shared(scan: Scan, numbers: "array[int]", read: Read) -> int:
-    """What neighbours in the order of the input share."""
+    """Return how many prompt bytes neighbours in the order of the input share."""
     shared = 0
     before, family = b"", -1
     for number in numbers:

@@ -1,7 +1,7 @@
-"""Writing the work file: the lines in work order, the bad ones behind them, then those that are not run, and the trailer.
+"""The writer of the work file: good lines, bad lines, lines that are not run, and the trailer.
 
-The input is read in its own order, a window at a time, and what of a window stands together in the work is written together, so no line
-is read by itself. Nothing here checks or orders.
+The input is read in its own order, a window at a time. Lines of a window that stand together in the
+work file are written together, so no line is read by itself. Nothing is checked or ordered here.
 """
 
 import os
@@ -28,14 +28,18 @@ from tidegate.stages.ingest.same_lines import NONE_SAME, SameLines, read_keyed
 WINDOW_BYTES = 8 << 20
 BAD_REQUEST = 400
 _COPIES_AT_ONCE = 1_000
-# What is written as it was read needs no large window, and a small one stays in the processor's cache.
+# Lines that keep the order of the input need no large window, and a small one fits the processor's
+# cache.
 WINDOW_BYTES_IN_ORDER = 256 << 10
 
 
 class BadItem(msgspec.Struct):
-    """A bad line as the work file carries it to the worker that turns it into an item error. `status` is 400 where only the body is
-    wrong: then the line is an answer, as the model server would have given it, and `param` names the parameter. `place` is where its
-    author finds the line, whose number in `file` is `line`."""
+    """A bad line as the work file carries it to the worker, which turns it into an item error.
+
+    `status` is 400 if only the body is wrong: then the item's line looks like a model server's
+    answer, and `param` names the parameter. `place` says in words where the author finds the line;
+    its number in `file` is `line`.
+    """
 
     custom_id: str | None
     code: str
@@ -48,8 +52,12 @@ class BadItem(msgspec.Struct):
 
 
 class WorkInput(msgspec.Struct, frozen=True):
-    """What is known of an input beside its scan: items whose custom_id an earlier line has, with that line, where lines stand, and items
-    that are not run."""
+    """The facts about an input beside its scan.
+
+    - `twice`: items whose custom_id an earlier line has, with that line.
+    - `places`: where its lines stand.
+    - `same`: items that are not run.
+    """
 
     twice: dict[int, int]
     places: LinePlaces
@@ -57,19 +65,22 @@ class WorkInput(msgspec.Struct, frozen=True):
 
 
 def duplicate_fault(first: str) -> LineFault:
-    """Say that an earlier line, which is named in words, has the same custom_id."""
+    """Return the fault of a line whose custom_id an earlier line has.
+
+    `first` names that line in words.
+    """
     message = f"{first[:1].upper()}{first[1:]} has this custom_id already: give every line one of its own."
     return LineFault("duplicate_custom_id", message, "custom_id")
 
 
 def write_work(source: int, target: int, scan: Scan, known: WorkInput, runs: list[WorkRun], shared: int) -> IngestPlan:
-    """Write the work file, and say what stands where in it."""
+    """Write the work file and return its plan."""
     numbers = array("I")
     for run in runs:
         numbers += run.numbers
     # Most inputs need no other order than their own.
     as_read = numbers == array("I", range(len(scan.at)))
-    # A list gives its elements away twice as fast as an array.
+    # Reading elements of a list is twice as fast as of an array.
     order = [] if as_read else numbers.tolist()
     sizes = scan.size if as_read else map(scan.size.tolist().__getitem__, order)
     places = [*accumulate(sizes, initial=0)]
@@ -108,12 +119,12 @@ def write_work(source: int, target: int, scan: Scan, known: WorkInput, runs: lis
 
 
 def _good(twice: dict[int, int], scan: Scan) -> list[int]:
-    """The items that would run if no earlier line had their custom_id, in their order."""
+    """Return the items, in order, that would run if no earlier line had their custom_id."""
     return sorted(number for number in twice if number < len(scan.at))
 
 
 def _rows(order: list[int]) -> list[tuple[int, int]]:
-    """The stretches of the work in which items follow one another as in the input."""
+    """Return the stretches of the work order in which the items keep the order of the input."""
     bounds = [0, *compress(range(1, len(order)), map(gt, order, order[1:])), len(order)]
     return [*pairwise(bounds)]
 
@@ -126,7 +137,7 @@ def _copy(
     places: list[int],
     rows: list[tuple[int, int]],
 ) -> None:
-    """Copy the lines of all items to their places, of which there is one for each in `order`."""
+    """Copy the lines of all items to their places. `places` has one for each item in `order`."""
     rests = [[at, end] for at, end in rows]
     first, last = 0, len(scan.at)
     window_bytes = WINDOW_BYTES if len(rows) > 1 else WINDOW_BYTES_IN_ORDER
@@ -156,7 +167,7 @@ def _copy(
 
 
 def _lines(view: memoryview, scan: Scan, base: int, numbers: "array[int]", size: int) -> memoryview:
-    """The lines of items, of `size` bytes in all; `view` is the input from `base` on."""
+    """Return the lines of items, of `size` bytes in all. `view` is the input from `base` on."""
     starts, sizes = scan.at, scan.size
     start = starts[numbers[0]]
     end = starts[numbers[-1]] + sizes[numbers[-1]]
@@ -168,14 +179,18 @@ def _lines(view: memoryview, scan: Scan, base: int, numbers: "array[int]", size:
 
 def _write_all(target: int, view: memoryview, at: int) -> None:
     while view:
-        # A full disk or a limit on file sizes can stop a write in the middle: the next one says why.
+        # A full disk or a limit on file sizes can stop a write in the middle: the next write
+        # raises.
         written = os.pwrite(target, view, at)
         view = view[written:]
         at += written
 
 
 def _bad_items(source: int, scan: Scan, known: WorkInput) -> Iterable[tuple[int, BadItem]]:
-    """The bad lines of the input in its order, with their numbers. Each is read and checked again, so that no message is kept meanwhile."""
+    """Yield the bad lines of the input in its order, with their numbers.
+
+    Each is read and checked again, so that no message is kept in memory meanwhile.
+    """
     twice, places = known.twice, known.places
     firsts = (twice.get(number, 0) for number in count(len(scan.at)))
     bad = zip(scan.bad_line, scan.bad_at, scan.bad_size, firsts, strict=False)
@@ -195,8 +210,11 @@ def _bad_items(source: int, scan: Scan, known: WorkInput) -> Iterable[tuple[int,
 
 
 def _copies(source: int, scan: Scan, same: SameLines, work: "array[int]") -> Iterator[tuple[list[int], bytes]]:
-    """The items that are not run as lines of the work file, some at a time, with their numbers in the input. Those that take the line
-    of one item stand together. `work` are the items that run, in work order."""
+    """Yield items that are not run, as lines of the work file, with their lines in the input.
+
+    Items that take the line of the same item stand together. `work` are the items that run, in work
+    order.
+    """
     place_of = {number: place for place, number in enumerate(work)}
     order = sorted((place_of[leader], number) for number, leader in same.leaders.items())
     for first in range(0, len(order), _COPIES_AT_ONCE):
@@ -221,7 +239,7 @@ def _copies(source: int, scan: Scan, same: SameLines, work: "array[int]") -> Ite
 
 
 def _answer_of(fault: LineFault) -> tuple[int | None, str | None]:
-    """The status and the parameter, as the caller of one request knows it, of a wrong body."""
+    """Return the status of a wrong body, and the parameter by the name that its caller uses."""
     if not isinstance(fault, BodyFault):
         return None, None
     return BAD_REQUEST, (fault.param or "").removeprefix("body.") or None

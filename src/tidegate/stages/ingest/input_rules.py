@@ -1,11 +1,14 @@
-"""The rules of an input as the settings have them, for the worker that ingests it and for a check before it is a job."""
+"""The rules of an input, from the settings.
+
+Ingest uses them, and the check of an input without a job.
+"""
 
 from tidegate.core.input.lines import LineRules
 from tidegate.settings import Settings
 
 
 def line_rules(settings: Settings, endpoint: str, invalid_lines: str, *, prefix_order: bool) -> LineRules:
-    """Return what an input of a job for this endpoint is held to."""
+    """Return the rules for an input of a job for this endpoint."""
     return LineRules(
         endpoint=endpoint,
         single_model=settings.ingest.single_model,

@@ -1,6 +1,6 @@
-"""Put an input together before it is read: several files become one, and lines get the parameters that they are to have.
+"""Put an input together before it is read: join its files, and apply parameters to its lines.
 
-An input that is one file and has no such parameters is read where it lies, and nothing here runs.
+An input of one file without such parameters is read in place, without this module.
 """
 
 import os
@@ -19,31 +19,34 @@ READ_BYTES = 256 << 10
 
 
 class LinePlaces:
-    """Where a line of the whole input stands, and which parameters its author did not write there."""
+    """The places of the whole input's lines, and the parameters that their author did not write."""
 
     def __init__(self, places: InputPlaces, parameters: frozenset[str] = frozenset()) -> None:
         self._places = places
         self._parameters = parameters
 
     def line(self, line: int) -> int:
-        """The number of a line in its own file or table."""
+        """Return the number of a line in its own file or table."""
         return self._places.number(line)
 
     def name(self, line: int) -> str:
-        """The file of a line; empty where there is only one."""
+        """Return the file of a line; empty if there is only one file."""
         return self._places.name(line)
 
     def words(self, line: int) -> str:
         return self._places.words(line)
 
     def message(self, message: str, param: str | None) -> str:
-        """What is wrong with a line, and whether its author wrote what is wrong."""
+        """Return a message about a line.
+
+        Say so if its author may not have written the parameter.
+        """
         if param is not None and param.removeprefix("body.") in self._parameters:
             message += " The batch's or the operator's defaults and overrides may have set it."
         return message
 
     def error(self, error: LineError) -> LineError:
-        """What is wrong with a line, with its file where there are several."""
+        """Return the error of a line, with its file if there are several."""
         if error.line is None:
             return error
         message = in_file(self.name(error.line), self.message(error.message, error.param))
@@ -51,12 +54,15 @@ class LinePlaces:
 
 
 def in_file(name: str, message: str) -> str:
-    """What is wrong with a line, with its file where there are several."""
+    """Return a message with the name of the file, if it has one."""
     return f"{name}: {message}" if name else message
 
 
 def join_input(target: Path, rules: LineRules) -> tuple[LinePlaces, LineError | None]:
-    """Write the input that `rules.parts` make to `target`; return where its lines stand, or what is wrong with one of the files."""
+    """Write the parts in `rules.parts` to `target` as one input.
+
+    Return the places of its lines, and the error of a file that cannot be used.
+    """
     shaper = BodyShaper(rules.levels, rules) if rules.levels else None
     starts: list[int] = []
     file_ids = [part.file_id for part in rules.parts]
@@ -78,7 +84,10 @@ def join_input(target: Path, rules: LineRules) -> tuple[LinePlaces, LineError | 
 
 
 class _PartReader:
-    """Reads one file as whole lines, each with its newline. A line that is too long to be taken comes in pieces."""
+    """A reader of one file as whole lines, each with its newline.
+
+    A line above the limit comes in pieces.
+    """
 
     def __init__(self, part: InputPart, line_bytes_max: int) -> None:
         self._part = part
@@ -115,7 +124,7 @@ class _PartReader:
 
 
 def changed_input(file_id: str = "") -> LineError:
-    """An input whose bytes are not those that were uploaded."""
+    """Return the error of an input whose bytes are not those that were uploaded."""
     which = f" {file_id}" if file_id else ""
     message = f"The input's bytes{which} are not those that were uploaded: its storage changed them. Upload it again; nothing was run."
     return LineError("input_changed", message, "input_file_id")

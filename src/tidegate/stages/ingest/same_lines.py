@@ -1,7 +1,8 @@
-"""Lines that need not run, because the same request runs or ran already: found only where the caller asked for it.
+"""Search for lines that need not run, because the same request runs or ran already.
 
-Two lines are the same request when their endpoints and bodies are equal, but for white space between the tokens of the body. The order of
-keys counts: engines render tools and schemas into the prompt as they stand. Bodies are compared by SHA-256.
+It runs only if the caller asked for it. Two lines are the same request if their endpoints and
+bodies are equal, except for white space between the tokens of the body. The order of keys counts:
+engines render tools and schemas into the prompt as they stand. Bodies are compared by SHA-256.
 """
 
 import os
@@ -25,7 +26,7 @@ _NO_TEMPERATURE = Raw(b"")
 
 
 class KeyedLine(msgspec.Struct, gc=False):
-    """What makes a line the same request as another. `custom_id` is the caller's own JSON text."""
+    """The parts of a line that identify its request. `custom_id` is the caller's own JSON text."""
 
     custom_id: Raw
     body: Raw
@@ -42,7 +43,11 @@ _read_sampling = msgspec.json.Decoder(_BodyTemperature).decode
 
 
 class SameLines(msgspec.Struct, frozen=True):
-    """Items of a scan that are not run: which item's line each of them takes, or where its answer lies in the earlier job's."""
+    """The items of a scan that are not run.
+
+    - `leaders`: the item whose line each of them takes.
+    - `answers`: where its answer lies in the file of the earlier job's answers.
+    """
 
     leaders: dict[int, int] = msgspec.field(default_factory=dict)
     answers: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -59,7 +64,7 @@ NONE_SAME = SameLines()
 
 
 def find_same(source: int, scan: Scan, left_out: Container[int]) -> SameLines:
-    """Find the items that take the line of another one; `left_out` never run."""
+    """Find the items that take the line of another one. Items in `left_out` never run."""
     rules = scan.rules
     answers = _answered(source, scan, left_out, rules.earlier) if rules.earlier is not None else {}
     if not rules.dedupe:
@@ -79,8 +84,10 @@ def find_same(source: int, scan: Scan, left_out: Container[int]) -> SameLines:
 
 
 def _answered(source: int, scan: Scan, left_out: Container[int], earlier: EarlierJob) -> dict[int, tuple[int, int]]:
-    """Items that the earlier job has answered under the same custom_id, and where in the file of its answers. Chance does not matter here:
-    the caller asks for this very answer."""
+    """Return the items that the earlier job answered under the same custom_id, with the places.
+
+    A request need not be deterministic here: the caller asks for this very answer.
+    """
     wanted: dict[tuple[str, bytes], int] = {}
     for number, (at, size) in enumerate(zip(scan.at, scan.size, strict=True)):
         if number not in left_out:
@@ -89,7 +96,7 @@ def _answered(source: int, scan: Scan, left_out: Container[int], earlier: Earlie
     numbers: dict[str, int] = {}
     seen: set[str] = set()
     for custom_id, key in _earlier_keys(scan.rules, earlier):
-        # A later line with the same custom_id was refused.
+        # A later line with the same custom_id was refused as a duplicate.
         if custom_id not in seen and (custom_id, key) in wanted:
             numbers[custom_id] = wanted[custom_id, key]
         seen.add(custom_id)
@@ -98,7 +105,7 @@ def _answered(source: int, scan: Scan, left_out: Container[int], earlier: Earlie
     with Path(earlier.answers_path).open("rb") as answers:
         for text in answers:
             with suppress(*DAMAGE):
-                # A request whose earlier answer is damaged is run again.
+                # A request whose earlier answer is damaged runs again.
                 if (named := numbers.get(read_source(text).custom_id or "")) is not None:
                     places[named] = (at, len(text))
             at += len(text)
@@ -106,7 +113,7 @@ def _answered(source: int, scan: Scan, left_out: Container[int], earlier: Earlie
 
 
 def _earlier_keys(rules: LineRules, earlier: EarlierJob) -> Iterator[tuple[str, bytes]]:
-    """The requests of the earlier job as it sent them."""
+    """Yield the custom_id and the key of each request of the earlier job, as it was sent."""
     rules = replace(rules, endpoint=earlier.endpoint, parts=earlier.parts, levels=earlier.levels)
     joined = Path(earlier.joined_path)
     _, unusable = join_input(joined, rules)
@@ -122,7 +129,7 @@ def _earlier_keys(rules: LineRules, earlier: EarlierJob) -> Iterator[tuple[str, 
 
 
 def is_deterministic(line: KeyedLine, rules: LineRules) -> bool:
-    """Whether a request has one answer: nothing is generated, or with temperature 0."""
+    """Return whether a request has one answer: it generates nothing, or at temperature 0."""
     if not endpoint_of(path_of(line.url, rules)).generates:
         return True
     try:
@@ -132,6 +139,6 @@ def is_deterministic(line: KeyedLine, rules: LineRules) -> bool:
 
 
 def request_key(line: KeyedLine, rules: LineRules) -> bytes:
-    """The same for two lines that are the same request."""
+    """Return a key that is equal for two lines with the same request."""
     body = msgspec.json.format(bytes(line.body), indent=-1)
     return sha256(b"%b\n%b" % (path_of(line.url, rules).encode(), body)).digest()

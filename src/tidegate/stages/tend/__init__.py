@@ -1,1 +1,1 @@
-"""Upkeep: one duty a file, each bounded a pass and safe in every process at once."""
+"""Upkeep: one duty in each file. Each pass is bounded and may run in all processes at once."""

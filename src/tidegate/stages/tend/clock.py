@@ -1,4 +1,4 @@
-"""The store's clock: a step of it is taken out before work waits for it."""
+"""The watch over the store's clock: its steps are corrected before work waits for them."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ _LOOK_S = 1.0
 
 
 async def watch(store: Store) -> None:
-    """Look at the store's clock every second, for ever."""
+    """Look at the store's clock every second, until cancelled."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:

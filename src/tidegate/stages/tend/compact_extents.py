@@ -1,4 +1,4 @@
-"""Files in too many pieces: neighbouring extents are copied into one blob and swapped for it in one transaction."""
+"""Compaction of files with too many extents: neighbours are joined to one blob."""
 
 import structlog
 
@@ -15,7 +15,7 @@ _COPY_BYTES_MAX = 64 << 20
 
 
 async def tend(store: Store, blobs: Blobs, entropy: Entropy, worker_id: str) -> int:
-    """One run of small pieces of each of the worst files. Says how many pieces went."""
+    """Join one run of small extents in each of the worst files. Return how many extents went."""
     gone = 0
     for file_id, _ in await store.crowded_files(PIECES_MAX):
         extents = await store.list_extents(file_id, 0, 4 * PIECES_MAX)
@@ -26,7 +26,10 @@ async def tend(store: Store, blobs: Blobs, entropy: Entropy, worker_id: str) -> 
 
 
 def smallest_run(extents: list[Extent]) -> list[Extent]:
-    """Half a file's allowance of neighbours with the fewest bytes to copy, cut at a bound; never the last, which still grows."""
+    """Return up to PIECES_MAX // 2 neighbouring extents with the fewest bytes to copy.
+
+    The run ends at a bound of bytes, and never has the last extent, which still grows.
+    """
     width = PIECES_MAX // 2
     candidates = extents[:-1]
     if len(candidates) < 2:
@@ -48,7 +51,7 @@ async def _join(store: Store, blobs: Blobs, entropy: Entropy, worker_id: str, fi
         stamp = await _copy(blobs, blob_id, run)
         await store.replace_extents(file_id, run, Placed(blob_id, 0, stamp.size_bytes))
     except (BlobError, LostRace) as error:
-        # The file is as it was: it, or the next one, is taken up in the next pass.
+        # The file is unchanged: the next pass tries again.
         log.info("compaction_abandoned", file=file_id, error=str(error))
         await store.give_up_blob(blob_id)
         return 0

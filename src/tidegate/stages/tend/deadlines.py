@@ -1,4 +1,4 @@
-"""Jobs whose window has passed, and jobs that were closed before they were ingested."""
+"""The end of jobs whose window has passed, and of jobs that were closed before ingest."""
 
 import structlog
 
@@ -11,7 +11,7 @@ _PASS_MAX = 100
 
 
 async def tend(store: Store) -> int:
-    """Let overdue jobs expire and end those that never started. Says how many changed."""
+    """Let overdue jobs expire, and end closed ones that never started. Return how many changed."""
     changed = 0
     for job_id in await store.overdue_jobs(_PASS_MAX):
         if await store.expire_job(job_id):

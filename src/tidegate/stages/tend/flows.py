@@ -1,6 +1,7 @@
-"""Flows that have nothing to do go to sleep, those whose rest is over wake, and weights follow the settings.
+"""Upkeep of flows: idle ones go to sleep, rested ones wake, and weights follow the settings.
 
-Each pass looks at so many awake flows and goes on where it stopped. It may run in every process: the store decides under the flow's row.
+Each pass looks at a bounded number of awake flows and goes on where the last one stopped. Every
+process may run it: the store decides under a lock of the flow's row.
 """
 
 import structlog
@@ -23,7 +24,7 @@ class FlowUpkeep:
         self._after: AwakeFlow | None = None
 
     async def tend(self) -> int:
-        """Run one bounded pass and return how many flows woke, so that leasing looks again."""
+        """Run one bounded pass. Return how many flows woke, so that leasing looks again."""
         woken = await self._store.wake_rested(self._pass_max)
         page = await self._store.awake_flows(self._after, self._pass_max)
         for flow in page:
@@ -32,7 +33,7 @@ class FlowUpkeep:
         return woken
 
     async def prune(self) -> None:
-        """Forget flows that are not needed; seldom is often enough."""
+        """Forget flows that are not needed any more. This may run seldom."""
         await self._store.prune_flows(_FLOW_KEEP_MS)
 
     async def _tend_one(self, flow: AwakeFlow) -> None:

@@ -1,6 +1,7 @@
-"""Bytes that nothing needs. First condemned in the store, then removed; and bytes that no row speaks of, once they are old.
+"""Removal of unused blobs and, once they are old, of blobs without a row.
 
-Record refuses extents in a condemned blob, so nothing that was condemned can come back to life.
+A blob is condemned in the store first, then removed. Record refuses extents in a condemned blob, so
+it stays unused.
 """
 
 import structlog
@@ -13,13 +14,17 @@ from tidegate.store.store import Store
 
 log = structlog.get_logger()
 
-# Deleted files and refused uploads must not fill the disk beside a tenant's quota; this is for downloads that are under way.
+# Deleted files and refused uploads do not count towards a quota, so they go soon: this much is left
+# for downloads that are under way.
 _SOON_MS = 20_000
 _SUSPECTS_MAX = 10_000
 
 
 class Garbage:
-    """Keeps its place in the listing of blobs between passes, so that each pass is short."""
+    """The collector of unused blobs.
+
+    Each pass goes on in the listing of blobs where the last one stopped.
+    """
 
     def __init__(self, store: Store, blobs: Blobs, clock: Clock, keep: KeepTimes) -> None:
         self._store = store
@@ -31,7 +36,7 @@ class Garbage:
         self._suspects: dict[str, float] = {}
 
     async def tend(self) -> int:
-        """Condemn, remove, and look a little further for orphans. Says how many blobs were removed."""
+        """Condemn, remove, and look further for orphans. Return how many blobs were removed."""
         soon_ms = min(_SOON_MS, self._safety_ms)
         await self._store.condemn_unused_blobs(self._safety_ms, soon_ms, self._scan_max)
         removed = 0
@@ -47,7 +52,7 @@ class Garbage:
             return removed
 
     async def _remove(self, blob_id: str) -> bool:
-        """One that cannot be removed keeps no other one."""
+        """Remove a blob; False if that fails, so that the others are still removed."""
         try:
             await self._blobs.delete(blob_id)
         except BlobError as error:
@@ -56,8 +61,12 @@ class Garbage:
         return True
 
     async def _orphans(self) -> int:
-        """A blob without a row was never acknowledged to anyone, for its row comes first; or the store was restored from an older
-        backup. So it goes only when it has been without a row for the whole safety period, seen so by this very process."""
+        """Remove blobs without a row; return their number.
+
+        Such a blob was never acknowledged, since its row comes first, or the store was restored
+        from an older backup. So it is removed only after this process saw it without a row for the
+        whole safety period.
+        """
         page = await self._blobs.list_ids(self._after, self._scan_max)
         now_ms = self._clock.monotonic_ms()
         removed = 0

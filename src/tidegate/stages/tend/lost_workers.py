@@ -1,10 +1,12 @@
-"""Workers whose heartbeat ran out: their durable answers are adopted, then their slices are free for others.
+"""Recovery from lost workers: adopt their durable answers, then free their slices.
 
-The order matters: an adopted answer is an outcome, so its item is not run again. A worker whose log cannot be read now keeps its slices
-until it can, or until that has taken too long; no other worker's slices wait for it.
+A worker is lost when its heartbeat ran out. The order matters: an adopted answer is an outcome, so
+its item is not run again. If a worker's log cannot be read now, its slices stay leased until it can
+be, or until a time limit; no other worker's slices wait for that.
 
-A log may end in the spool of the host that wrote it. A process that starts there delivers it before it leases anything. Other processes
-leave such a log alone until the lease and one sweep are over.
+The end of a log may lie in the spool of the host that wrote it. A process that starts there
+delivers it before it leases anything. Other processes leave such a log alone until the lease and
+one sweep are over.
 """
 
 from zlib import crc32
@@ -36,7 +38,7 @@ class _LoggedResponse(msgspec.Struct):
 
 
 class _LoggedMembers(msgspec.Struct):
-    """What our own part of a line says of its answers: their costs, and what each took where the first did not fit."""
+    """The costs of a line's answers, and the usage of each if the first did not fit."""
 
     input_cost: str = "0"
     cached_cost: str = "0"
@@ -59,14 +61,17 @@ class LostWorkers:
         self._blobs = blobs
 
     async def tend(self, spool_wait_ms: int = 0) -> int:
-        """Declare overdue workers gone, adopt what they left, and free what they held. Return how many slices were freed.
+        """Declare overdue workers gone, adopt their logs, and free their slices.
 
-        For `spool_wait_ms` after its lease a log is left to the processes that can read its end.
+        Return how many slices were freed.
+
+        For `spool_wait_ms` after its lease, a log is left to the processes that can read its end.
         """
         for worker_id, host in (await self._store.overdue_workers(_PASS_MAX)).items():
             if await self._store.declare_gone(worker_id):
                 log.warning("worker_lost", worker=worker_id, host=host)
-        # Asked before the logs are adopted: a worker that another process declares gone meanwhile still has its logs to be looked at.
+        # Asked before the logs are adopted: another process may declare a worker gone meanwhile,
+        # and its logs must be adopted before its slices are freed.
         stranded = await self._store.stranded_workers(_STRANDED_MAX)
         unread = await self.adopt_logs(spool_wait_ms)
         freed = 0
@@ -79,12 +84,16 @@ class LostWorkers:
         return freed
 
     async def is_waiting(self) -> bool:
-        """Whether slices of a lost worker are not free yet."""
+        """Return whether a lost worker has slices that are not free yet."""
         return bool(await self._store.stranded_workers(1))
 
     async def deliver_spool(self) -> int:
-        """Record the answers that dead processes left in this host's spool, also when others have given them up: an item that has no
-        outcome yet gets this one. Return how many were new."""
+        """Record the answers that dead processes left in this host's spool.
+
+        Return how many were new.
+
+        That is done even if other processes gave the log up: items without an outcome get these.
+        """
         delivered = 0
         for blob_id in await self._blobs.left_logs():
             recorded_to = await self._store.answers_recorded_to(blob_id)
@@ -98,7 +107,9 @@ class LostWorkers:
         return delivered
 
     async def adopt_logs(self, spool_wait_ms: int = 0) -> set[str]:
-        """Record the durable but uncommitted tails of dead workers' answer logs; give up what else they left half done.
+        """Record the durable but uncommitted ends of lost workers' answer logs.
+
+        Give up their other blobs.
 
         Return the workers whose logs could not be read and are to be tried again.
         """
@@ -121,7 +132,7 @@ class LostWorkers:
                 return set(unread.values())
 
     async def _adopt_or_wait(self, blob: AbandonedBlob, spool_wait_ms: int) -> bool:
-        """Adopt a log. False: its lines cannot be had now, and they are worth waiting for."""
+        """Adopt a log; False if its lines cannot be read now and are worth a wait."""
         try:
             if blob.gone_for_ms < spool_wait_ms and not await self._blobs.holds_end(blob.id):
                 return False
@@ -154,7 +165,10 @@ class LostWorkers:
 
 
 async def _record_lines(store: Store, blob_id: str, at: int, data: bytes) -> int:
-    """Each run of neighbouring lines of one job is one flush."""
+    """Record lines, with one flush for each run of neighbouring lines of a job.
+
+    Return how many were new.
+    """
     flushes: list[JobFlush] = []
     jobs: dict[str, str | None] = {}
     for line in _lines(data):
@@ -183,7 +197,7 @@ def _end(placed: Placed) -> int:
 
 
 async def _owner(store: Store, jobs: dict[str, str | None], line: bytes) -> tuple[str, Finished] | None:
-    """Whose line this is; None for a torn line or a job that is forgotten."""
+    """Return the job and the outcome of a line; None for a torn line or a forgotten job."""
     try:
         decoded = _line.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

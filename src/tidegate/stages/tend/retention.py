@@ -1,4 +1,4 @@
-"""What has outlived its time: expired files and uploads, records of jobs that ended long ago, rows without a use."""
+"""Removal of expired files and uploads, of jobs that ended long ago, and of unused rows."""
 
 import structlog
 
@@ -14,7 +14,10 @@ _DAY_MS = 24 * _HOUR_MS
 
 
 async def tend(store: Store, keep: KeepTimes) -> int:
-    """Run one bounded pass and return how many things went. A pass that is cut short is simply made again."""
+    """Run one bounded pass and return how many objects were removed.
+
+    An interrupted pass is repeated.
+    """
     count_max = keep.scan_max
     await store.look_at_clock()
     gone = 0
@@ -22,7 +25,7 @@ async def tend(store: Store, keep: KeepTimes) -> int:
         try:
             gone += await store.delete_file(tenant_id, file_id)
         except ApiProblem:
-            # A job began to read it in this very moment: the next pass sees to it.
+            # A job has just begun to use the file: the next pass tries again.
             continue
     for tenant_id, upload_id in await store.overdue_uploads(count_max):
         gone += await store.expire_upload(tenant_id, upload_id)
