@@ -1,2 +1,4 @@
-"""Backends: blobs, shared limits and the system. They do not know each other; only `storage.py` and `service.py`
-name one."""
+"""Backends: blobs, shared limits and the system.
+
+They do not know each other. Only `storage.py` and `service.py` name one.
+"""

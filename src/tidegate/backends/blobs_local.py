@@ -1,12 +1,13 @@
 """Blobs as plain files under one directory of one host.
 
-A blob `blob_Xy…` lies at `Xy/blob_Xy…`: two characters of its own random part, so no name comes from a caller. While it is
-written it has the suffix `.part`; `finish` syncs it, renames it and syncs the directory, so a name without the suffix is a
-whole, durable blob (a log has its final name from the start, and only its sealed ranges are ever referred to).
+A blob `blob_Xy…` lies at `Xy/blob_Xy…`: the directory is two characters of its random part, so no
+name comes from a caller. While it is written it has the suffix `.part`. `finish` syncs it, renames
+it and syncs the directory, so a name without the suffix is a whole, durable blob. (A log has its
+final name from the start, and only its sealed ranges are used.)
 
-What a crash leaves behind is found by its id: `list_ids` names unfinished blobs too, and `delete` removes both names. The
-sweep that looks for orphans thus needs no second mechanism, because a blob has a row before it has bytes. A deletion is
-not synced: one that a power cut undoes is found again in the same way.
+The sweep for orphans finds what a crash leaves behind: a blob has a row before it has bytes,
+`list_ids` lists unfinished blobs too, and `delete` removes both names. A deletion is not synced: if
+a power cut undoes it, the sweep finds the blob again.
 """
 
 import asyncio
@@ -51,16 +52,20 @@ HOP_BYTES = 262_144
 COPY_BYTES = 1_048_576
 SEAL_AFTER_MS = 50
 SEAL_AFTER_BYTES = 1_048_576
-# A log is one blob, and a blob can go only when nothing in it is needed: shorter ones free their space sooner.
+# A log is one blob, which can be removed only when none of its bytes are used: shorter logs go
+# sooner.
 LOG_BYTES_MAX = 67_108_864
 FAN_OUT = slice(len("blob_"), len("blob_") + 2)
 
 
 class LocalBlobs:
-    """The constructor touches the disk: it makes the directory and claims it for this host.
+    """The blobs of one directory.
 
-    It raises BlobUnavailable when that cannot be done and StoreRefused when the directory is another host's, unless
-    `other_hosts_accepted`."""
+    The constructor makes the directory and claims it for this host.
+
+    The constructor raises BlobUnavailable if that fails, and StoreRefused if the directory belongs
+    to another host, unless `other_hosts_accepted`.
+    """
 
     def __init__(
         self,
@@ -100,7 +105,8 @@ class LocalBlobs:
 
     async def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         path = self._layout.path(blob_id)
-        # One descriptor for the whole stream: a blob that is deleted meanwhile is still read to its end.
+        # One descriptor for the whole stream: a blob that is deleted meanwhile can still be read to
+        # its end.
         fd = await hop_or_undo(self._threads, lambda: self._open(path), os.close)
         reading: asyncio.Future[bytes] | None = None
         try:
@@ -114,7 +120,7 @@ class LocalBlobs:
             if reading is None or reading.done():
                 os.close(fd)
             else:
-                # Cancelled while a thread still reads from it.
+                # Cancelled while a thread still reads from the descriptor.
                 reading.add_done_callback(lambda _: os.close(fd))
 
     async def size(self, blob_id: str) -> int | None:
@@ -130,7 +136,7 @@ class LocalBlobs:
         return None
 
     async def holds_end(self, blob_id: str) -> bool:
-        """There is no spool: a log is where all of its lines are."""
+        """Return True: there is no spool, so the blob of a log has all of its lines."""
         return True
 
     async def left_logs(self) -> list[str]:
@@ -185,7 +191,10 @@ class LocalBlobs:
         return fd
 
     def _missing(self, path: Path) -> BlobError:
-        """A blob that is not there is only missing while the directory itself is: an unmounted disk loses nothing."""
+        """Return the error for an absent blob.
+
+        If the directory's mark is absent too, the disk may be unmounted.
+        """
         if self._claim_fd >= 0 and not (self.root / one_host.MARK).exists():
             return unavailable(OSError(errno.ENOENT, "its mark is gone"), self.root, f"opening blob {path.name}")
         return BlobMissing(f"there is no blob {path.name}")
@@ -214,7 +223,10 @@ class LocalBlobs:
             os.close(fd)
 
     def _recover(self, path: Path) -> int:
-        """Lines that a killed process wrote may lie in memory only: they are synced before anybody relies on them."""
+        """Sync a log and return where its last whole line ends.
+
+        Lines of a killed process may not be on the disk.
+        """
         fd = self._open(path)
         try:
             os.fsync(fd)
@@ -258,7 +270,10 @@ class LocalBlobs:
 
 
 class LocalWriter:
-    """A blob under its unfinished name. Bytes are gathered so that a thread is asked once per `HOP_BYTES`."""
+    """The writer of a blob under its unfinished name.
+
+    It uses a thread once for each `HOP_BYTES` bytes.
+    """
 
     def __init__(self, threads: Executor, fd: int, partial: Path, final: Path) -> None:
         self._threads = threads
@@ -272,7 +287,8 @@ class LocalWriter:
         self._void = False
         self._renamed = False
         self._finished = False
-        # A cancelled write may still run in its thread when `abort` comes: one at a time touches the descriptor.
+        # A cancelled write may still run in its thread during `abort`: only one may use the
+        # descriptor.
         self._turn = threading.Lock()
 
     async def write(self, data: bytes) -> None:
@@ -302,7 +318,7 @@ class LocalWriter:
             await hop(self._threads, self.discard)
 
     def discard(self) -> None:
-        """Remove every name of the blob, also the final one while no caller knows it."""
+        """Remove all names of the blob, also the final one as long as no caller knows it."""
         with self._turn, contextlib.suppress(OSError):
             self._void = True
             self._close()
@@ -311,7 +327,10 @@ class LocalWriter:
                 self._final.unlink(missing_ok=True)
 
     def adopt(self, path: Path) -> None:
-        """Take over a finished file, blocking. It is synced before it moves, so until then a failure leaves it alone."""
+        """Take over a finished file, blocking.
+
+        It is synced before it is moved, so a failed sync leaves it in place.
+        """
         try:
             source = open_plain(path)
             try:
@@ -371,7 +390,7 @@ class LocalWriter:
             self._count(data)
 
     def _publish(self) -> Stamp:
-        """Bytes first, then the name, then the directory: at no moment is there a name without all its bytes."""
+        """Sync the bytes, rename, sync the directory: the final name always has all its bytes."""
         with self._turn:
             if self._fd < 0:
                 raise BlobVoid(f"blob {self._final.name} was thrown away")
@@ -398,13 +417,13 @@ class LocalWriter:
 
 
 def _size_and_change(fd: int) -> tuple[int, int]:
-    """Return what differs when a file was written to: its size and the moment of its last change."""
+    """Return a file's size and the moment of its last change: they differ after a write."""
     seen = os.fstat(fd)
     return seen.st_size, seen.st_mtime_ns
 
 
 class LocalLayout:
-    """Where blobs lie under one directory, and the directories of their names."""
+    """The paths of blobs under one directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -418,7 +437,7 @@ class LocalLayout:
     def ensure_directory(self, path: Path) -> None:
         """Make the directory of this blob.
 
-        It is synced once by every process: another one may have died between making it and syncing its name.
+        Each process syncs its name once: another process may have died before it synced the name.
         """
         directory = path.parent
         if directory.name in self._known:
@@ -433,7 +452,7 @@ class LocalLayout:
 
 
 class LocalLog:
-    """A log that is readable where it grows: sealing costs nothing, because an append is durable already."""
+    """A log in one blob on the disk. Sealing is free, because each append is durable already."""
 
     def __init__(self, threads: Executor, next_blob_id: LogIds, layout: LocalLayout, bytes_max: int) -> None:
         self._threads = threads
@@ -465,7 +484,7 @@ class LocalLog:
                     self._sealed_bytes = 0
                 await hop(self._threads, self._file.append, data)
             except BaseException:
-                # Also when cancelled: it is unknown then whether these lines are in.
+                # Also when cancelled: it is unknown whether these lines were written.
                 self._void = True
                 raise
 

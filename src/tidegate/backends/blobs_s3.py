@@ -1,10 +1,11 @@
 """Blobs as objects of one bucket (or of one prefix in it), with a local spool for logs.
 
-A blob's key is its id. An id is written by one process only and its object never changes, with one exception: the object of
-a log may be replaced by a longer one with the same beginning (a recovered log whose owner was alive after all), so every
-range that was ever sealed stays true.
+A blob's key is its id. Only one process writes under an id, and the object never changes, with one
+exception: the object of a log may be replaced by a longer one with the same beginning (a recovered
+log whose owner was alive after all). So every sealed range stays valid.
 
-`list_ids` also names what lies in this host's spool, so that the sweep for orphans finds files whose rows are gone.
+`list_ids` also lists the files of this host's spool, so that the sweep for orphans finds those
+without a row.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ _MISSED_MAX = 1_000
 
 
 class S3Blobs:
-    """The constructor makes the spool directory; it sends nothing."""
+    """The blobs of one bucket. The constructor makes the spool directory and sends nothing."""
 
     def __init__(self, settings: S3Settings, spool: Path) -> None:
         self._objects = Objects(settings)
@@ -58,7 +59,8 @@ class S3Blobs:
 
     async def create(self, blob_id: str) -> S3Writer:
         key = object_key(blob_id)
-        # A large object cannot be put on condition, so the look is taken here; ids are random and never used twice.
+        # A large object cannot be put on a condition, so check here. Ids are random and never used
+        # twice.
         if await self._objects.head(key) is not None:
             raise BlobError(f"blob {blob_id} exists already: take a fresh id")
         return S3Writer(self._objects, self._threads, key)
@@ -96,7 +98,7 @@ class S3Blobs:
         return None if held is None else held.size_bytes
 
     async def recover(self, blob_id: str) -> int | None:
-        """The whole lines of a spool file become the object, unless the object has them already."""
+        """Write the whole lines of a spool file to the object, unless it has them already."""
         key = object_key(blob_id)
         found = await hop(self._threads, self._read_spool, key)
         if found is None:
@@ -111,7 +113,10 @@ class S3Blobs:
         return await hop(self._threads, self._read_spool, object_key(blob_id)) is not None
 
     async def left_logs(self) -> list[str]:
-        """An empty spool file may belong to a process that is about to lock it."""
+        """Return the logs that dead processes left in the spool.
+
+        An empty file is left out: a process may be about to lock it.
+        """
         names = sorted(await hop(self._threads, self._list_spool, ""))
         found = [(name, await hop(self._threads, self._read_spool, name)) for name in names]
         return [name for name, spool in found if spool is not None and spool[0] and spool[1]]
@@ -129,7 +134,8 @@ class S3Blobs:
             keys, more = await self._objects.keys_after(cursor, count_max)
             objects += [key for key in keys if ids.is_valid("blob", key)]
             cursor = keys[-1] if keys else cursor
-        # Behind the cursor there may be objects not listed yet: a spool file's id must not overtake them.
+        # Objects after the cursor may not be listed yet: a spool file's id must not come before
+        # them.
         due = [name for name in spooled if not more or name <= cursor]
         return sorted({*objects, *due})[:count_max]
 
@@ -139,7 +145,7 @@ class S3Blobs:
 
     @contextmanager
     def _missing_for_a_while(self, blob_id: str) -> Iterator[None]:
-        """A store or a proxy before it may say 404 for a moment: an object counts as gone only when it stays so."""
+        """Treat a missing object as unavailable at first: a 404 may be wrong for a moment."""
         try:
             yield
         except BlobMissing as missing:
@@ -157,7 +163,7 @@ class S3Blobs:
         if held is None:
             raise BlobMissing(f"there is no blob {blob_id}")
         size = held.size_bytes
-        # A name of its own: several jobs may read the same input at once, and each removes its copy.
+        # A unique name: several jobs may read the same input at once, and each removes its copy.
         path = scratch / f"{blob_id}.{secrets.token_hex(8)}"
         partial = path.with_name(path.name + ".part")
         try:
@@ -200,7 +206,7 @@ class S3Blobs:
             raise unavailable(failure, path.parent, f"reading {path.name}") from failure
 
     def _read_spool(self, key: str) -> tuple[bytes, bool] | None:
-        """The durable lines of a spool file and whether its owner is gone; None without one."""
+        """Return a spool file's durable lines and whether its owner is gone; None if absent."""
         try:
             fd = open_plain(self._spool / key, os.O_RDWR)
         except FileNotFoundError:
@@ -234,8 +240,11 @@ class S3Blobs:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Write behind what a file has. Its descriptor stays in this thread: a caller that is cancelled does not wait for the
-    thread, and a descriptor that it closed could be another file's by the time of the write."""
+    """Append to a file. The descriptor is opened and closed in this thread.
+
+    A cancelled caller does not wait for the thread. If it closed the descriptor, that could belong
+    to another file by the time of the write.
+    """
     fd = open_plain(path, os.O_WRONLY | os.O_APPEND)
     try:
         write_all(fd, data)

@@ -1,12 +1,15 @@
-"""One bucket of an S3-compatible store or one container of Azure: requests with time-outs, retries inside a bound, errors in words,
-verification.
+"""The client for one bucket of an S3-compatible store, or one container of Azure.
 
-It speaks of keys and bytes and knows nothing of ids, spools or logs. `obstore` repeats what is safe to repeat (5xx,
-SlowDown, refused and broken connections, and time-outs of idempotent requests); the loop here repeats the rest
-(a body that broke off, a conditional PUT without an answer). Both stop after `retry_for_ms`, so no call takes longer
-than that plus one `request_timeout_ms`, or one `small_timeout_ms` where next to no bytes go either way.
+It has time-outs, bounded retries, errors in words, and verification. It deals with keys and bytes,
+and knows nothing of spools or logs.
 
-`obstore` itself completes what is left unset from the usual AWS_* and AZURE_* variables, roles and instance credentials.
+`obstore` repeats what is safe to repeat: 5xx, SlowDown, refused and broken connections, and
+time-outs of idempotent requests. The loop here repeats the rest: a body that broke off, and a
+conditional PUT without an answer. Both stop after `retry_for_ms`, so no call takes longer than that
+plus one `request_timeout_ms`, or one `small_timeout_ms` for requests with few bytes.
+
+`obstore` takes settings that are not given here from the usual AWS_* and AZURE_* variables, roles
+and instance credentials.
 """
 
 import asyncio
@@ -47,13 +50,13 @@ MISSING_PAUSE_MS = 200
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
-# Refusals that waiting does not change, and what to do about each.
+# Refusals that a retry does not change, and what to do about each.
 _REJECTED = {
     "SignatureDoesNotMatch": "check blobs.secret_access_key",
     "InvalidAccessKeyId": "check blobs.access_key_id",
     "AccessDenied": "let these keys (blobs.access_key_id) read, write, list and delete there",
 }
-# Azure answers with the whole object where a range begins behind its end, and obstore says so.
+# Azure sends the whole object if a range begins after its end, and obstore reports this text.
 _TOO_SHORT = "but object was only"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _TRANSIENT_STATUSES = frozenset({"408", "409", "425", "429"})
@@ -63,9 +66,11 @@ MISSING_AFTER_MS = 600_000
 
 
 class S3Settings(msgspec.Struct, frozen=True):
-    """Which bucket, how to reach it and how long to try. Without keys, obstore looks for the machine's own.
+    """The bucket, how to reach it and how long to try.
 
-    With `is_azure` the bucket is a container, `access_key_id` its storage account and `secret_access_key` that account's key."""
+    Without keys, obstore uses the machine's own credentials. With `is_azure` the bucket is a
+    container, `access_key_id` its storage account and `secret_access_key` that account's key.
+    """
 
     bucket: str
     is_azure: bool = False
@@ -86,14 +91,17 @@ class S3Settings(msgspec.Struct, frozen=True):
 
 
 class HeldObject(msgspec.Struct, frozen=True):
-    """What the store says it holds under a key."""
+    """The size and the ETag of an object, as the store reports them."""
 
     size_bytes: int
     etag: str
 
 
 class Print(msgspec.Struct, frozen=True):
-    """What an object must be: its size, its SHA-256, and the ETag that an MD5-based server gives it."""
+    """The expected size, SHA-256 and ETag of an object.
+
+    The ETag is that of a server that uses MD5.
+    """
 
     size_bytes: int
     sha256: str
@@ -105,15 +113,17 @@ class Print(msgspec.Struct, frozen=True):
 
 
 class WrongBytes(Exception):
-    """The store holds other bytes under the key than were sent."""
+    """Raised if the store holds other bytes under a key than were sent."""
 
 
 @functools.cache
 def _pause_at_exit() -> None:
     """Give obstore's threads time to end before the interpreter does.
 
-    They hand a result over and only then let go of the Python objects they held. When the interpreter ends in that
-    moment the whole process aborts (PyO3/pyo3-async-runtimes, issue 40): one short run in five did."""
+    They deliver a result and only then release their Python objects. If the interpreter ends in
+    that moment, the whole process aborts (PyO3/pyo3-async-runtimes, issue 40): one short run in
+    five did.
+    """
     atexit.register(time.sleep, EXIT_PAUSE_MS / 1_000)
 
 
@@ -133,7 +143,7 @@ class Objects:
         return HeldObject(meta["size"], (meta["e_tag"] or "").strip('"'))
 
     async def surely_head(self, key: str) -> HeldObject | None:
-        """Look up an object that should be there. What is not is asked for twice, as by `read`."""
+        """Look up an object that should exist. Ask twice if it is missing, as `read` does."""
         held = await self.head(key)
         if held is None:
             await asyncio.sleep(MISSING_PAUSE_MS / 1_000)
@@ -141,20 +151,26 @@ class Objects:
         return held
 
     async def put(self, key: str, data: bytes, mode: "PutMode" = "overwrite") -> None:
-        """One whole PUT. A condition that does not hold comes out as AlreadyExistsError or PreconditionError."""
+        """Write an object with one PUT.
+
+        Raise AlreadyExistsError or PreconditionError if the condition fails.
+        """
         await self._persist_in_bucket(
             f"writing {key}", lambda: obstore.put_async(self.store, key, data, mode=mode, use_multipart=False)
         )
 
     async def put_file(self, key: str, path: Path) -> None:
-        """A local file, whole or not at all, in parts where it is long."""
+        """Write a local file, completely or not at all, in parts if it is long."""
         await self._persist_in_bucket(
             f"writing {key}", lambda: obstore.put_async(self.store, key, path, chunk_size=PUT_BYTES_MAX)
         )
 
     async def read(self, key: str, at: int, count: int) -> bytes:
-        """Exactly these bytes; an object that ends before is BlobMissing. What is not there is asked for twice: a store or a proxy may say
-        so for a moment, and a download would break off by it."""
+        """Return exactly these bytes. Raise BlobMissing if the object ends before.
+
+        Ask twice if the object is missing: a store or a proxy may answer 404 for a moment, which
+        would break a download.
+        """
         if count == 0:
             if await self.surely_head(key) is None:
                 raise BlobMissing(f"there is no blob {key}")
@@ -172,7 +188,10 @@ class Objects:
         return await self._persist_twice(f"reading {key}", get)
 
     async def chunks(self, key: str, at: int, count: int) -> AsyncIterator[bytes]:
-        """These bytes by ranged reads, each repeated on its own: neither a break nor a slow reader ends the whole."""
+        """Yield these bytes by ranged reads.
+
+        Each is retried alone, so a break does not end the download.
+        """
         end = at + count
         while at < end:
             chunk = await self.read(key, at, min(GET_BYTES, end - at))
@@ -180,7 +199,7 @@ class Objects:
             yield chunk
 
     async def copy(self, key: str, to: str) -> None:
-        """Copy an object to another key of the same place; the store does it by itself."""
+        """Copy an object to another key. The store copies it without a download."""
         await self.persist(f"copying {key}", lambda: obstore.copy_async(self.store, key, to))
 
     async def delete(self, key: str) -> None:
@@ -190,10 +209,13 @@ class Objects:
             return
 
     async def keys_after(self, after: str, count_max: int) -> tuple[list[str], bool]:
-        """Keys in order after this one, at least one page or `count_max` of them, and whether there may be more."""
+        """Return keys in order after this one, at least `count_max` if there are so many.
+
+        The flag says whether there may be more.
+        """
 
         async def page() -> list[str]:
-            # Some servers list from the first key on, wherever they are asked to begin.
+            # Some servers always list from the first key on.
             found: list[str] = []
             async for metas in obstore.list(self.store, offset=after or None, chunk_size=count_max):
                 found += [meta["path"] for meta in metas if meta["path"] > after]
@@ -205,21 +227,26 @@ class Objects:
         return keys, len(keys) >= count_max
 
     async def verify(self, key: str, expected: Print) -> None:
-        """Compare what the store holds with what was sent; WrongBytes when they differ.
+        """Compare the stored object with what was sent. Raise WrongBytes if they differ.
 
-        Most servers give an object the MD5 of its bytes (or of its parts' MD5s) as ETag, computed from what they
-        received: when it is the one computed here while sending, the bytes are the same from end to end. Where the
-        ETag is something else (encryption with a managed key, other servers), the object is read back and hashed."""
+        Most servers compute an object's ETag as the MD5 of the bytes they received (or of the MD5s
+        of its parts). If that equals the one computed here while sending, the bytes are the same.
+        If the ETag is something else (encryption with a managed key, other servers), the object is
+        read back and hashed.
+        """
         held = await self.surely_head(key)
         if held is None:
             raise WrongBytes(f"{key} is not there after it was written")
         await self._compare(key, held, expected)
 
     async def grow(self, key: str, data: bytes) -> int:
-        """Make these bytes the object, verified, unless it is longer already; says how long it is.
+        """Write these bytes as the object and verify it, unless it is longer already.
 
-        Every PUT is on condition, so that a request that was given up but arrives late can never shorten what a later one
-        made: it finds the object there, or finds it changed."""
+        Return its size.
+
+        Each PUT has a condition, so a late request that was given up cannot shorten the object of a
+        later one: it finds the object present, or changed.
+        """
         expected = await asyncio.to_thread(Print.of, data)
         for _ in range(GROW_TRIES_MAX):
             held = await self.head(key)
@@ -236,7 +263,10 @@ class Objects:
         )
 
     async def check(self, key: str) -> None:
-        """Write, read and delete a small object, and see that the store refuses to replace it when asked not to."""
+        """Write, read and delete a small object.
+
+        Check that the store refuses to replace it on that condition.
+        """
         content = key.encode()
         await self.put(key, content)
         try:
@@ -265,7 +295,7 @@ class Objects:
             raise WrongBytes(f"{key} holds other bytes than were sent")
 
     async def persist(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until it works, or until trying again is useless or has taken `retry_for_ms`."""
+        """Repeat an attempt until it succeeds, until a retry is useless, or for `retry_for_ms`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._retry_for_s
         backoff_ms = BACKOFF_FIRST_MS
@@ -288,7 +318,7 @@ class Objects:
                 backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
 
     async def _persist_twice(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The same, and once more where the store says 404: it or a proxy may say so for a moment."""
+        """Call `persist`, and once more after a 404, which may be wrong for a moment."""
         try:
             return await self.persist(doing, attempt)
         except BlobMissing:
@@ -296,14 +326,17 @@ class Objects:
             return await self.persist(doing, attempt)
 
     async def _persist_in_bucket(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The same for a request that needs no object to be there: what stays missing is the bucket."""
+        """Call `_persist_twice` for a request that needs no object.
+
+        A 404 means that the bucket is gone.
+        """
         try:
             return await self._persist_twice(doing, attempt)
         except BlobMissing as failure:
             raise self._bucket_gone(doing) from failure
 
     async def _persist_small(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """The same for a request that a store which is there answers at once: a silent one is given up sooner."""
+        """Call `persist` for a request that is answered quickly, with a shorter time-out."""
 
         async def answered() -> T:
             try:
@@ -315,7 +348,7 @@ class Objects:
         return await self.persist(doing, answered)
 
     def unavailable(self, failure: Exception, doing: str) -> BlobUnavailable:
-        """An error of the store as one sentence, without the pages of detail that come with it."""
+        """Return an error of the store as one sentence, without its pages of detail."""
         text = str(failure)
         code = _CODE.search(text)
         if code is not None and (what := _REJECTED.get(code.group(1))) is not None:
@@ -400,7 +433,7 @@ def _config(settings: S3Settings) -> "S3Config":
 
 
 def object_key(blob_id: str) -> str:
-    """The key of a blob's object, which is its id."""
+    """Return the key of a blob's object, which is its id."""
     if not ids.is_valid("blob", blob_id):
         raise BlobError(f"{blob_id[:60]!r} is no id of a blob: nothing was touched")
     return blob_id

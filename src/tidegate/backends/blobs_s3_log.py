@@ -1,13 +1,11 @@
-"""The log of an S3 store: lines wait in a durable local spool until enough of them are worth one
-object.
+"""The log of an S3 store: lines wait in a durable local spool until they fill an object.
 
-The spool file is named by the id of the object that it will become, so a process that finds it
-after a crash knows where it belongs. Its owner holds a lock on it; the lock ends with the process,
-which is how `recover` tells a dead owner from a slow one.
+The name of a spool file is the id of its future object, so a process that finds it after a crash
+knows where it belongs. Its owner holds a lock on it. The lock ends with the process, so `recover`
+can tell a dead owner from a slow one.
 
-A sealed file is kept, and stays locked, until the next seal succeeds or the log is closed. Removing
-it is safe from the moment that `seal` returned, because the store then holds a verified object with
-the same bytes: the spool is only a second copy.
+A sealed file is kept, and stays locked, until the next seal succeeds or the log is closed. It is
+only a second copy: once `seal` has returned, the store holds a verified object with the same bytes.
 """
 
 import asyncio
@@ -25,12 +23,13 @@ from tidegate.core.ports import LogIds
 
 SEAL_AFTER_MS = 5_000
 SEAL_AFTER_BYTES = 8_388_608
-# What a store that is away may pile up before appends are refused; it also bounds the memory of one seal.
+# How much may wait for a store that is away before appends are refused. Also the memory of one
+# seal.
 UNSEALED_BYTES_MAX = 33_554_432
 
 
 class SpoolFile(AppendFile):
-    """An append file that is locked while its owner lives and remembers what was put in."""
+    """An append file that is locked while its owner lives, and knows the hash of its content."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -42,7 +41,10 @@ class SpoolFile(AppendFile):
         self._sha256.update(data)
 
     def content(self) -> bytes:
-        """What was appended, read back and compared: a disk that gives other bytes back voids the log."""
+        """Return the appended bytes, read back.
+
+        Raise BlobVoid if they are not those that were written.
+        """
         data = self.read_back()
         if hashlib.sha256(data).digest() != self._sha256.digest():
             self.close()
@@ -51,7 +53,11 @@ class SpoolFile(AppendFile):
 
 
 class SpooledLog:
-    """`seal` may fail because the store is away: the lines stay in the spool, and it may be called again."""
+    """A log that is written to a spool file and sealed to an object.
+
+    If `seal` fails because the store is away, the lines stay in the spool and it may be called
+    again.
+    """
 
     def __init__(self, objects: Objects, threads: Executor, next_blob_id: LogIds, spool: Path) -> None:
         self._objects = objects
@@ -86,7 +92,7 @@ class SpooledLog:
                     self._file = await hop_or_undo(self._threads, lambda: self._begin(blob_id), SpoolFile.close)
                 await hop(self._threads, self._file.append, data)
             except BaseException:
-                # Also when cancelled: it is unknown then whether these lines are in.
+                # Also when cancelled: it is unknown whether these lines were written.
                 self._void = True
                 raise
 
@@ -109,7 +115,7 @@ class SpooledLog:
             return Placed(key, 0, len(data))
 
     async def close(self) -> None:
-        """Lines that were never sealed stay in the spool, for `recover`."""
+        """Close the log. Lines that were never sealed stay in the spool, for `recover`."""
         self._void = True
         if self._file is not None:
             await hop(self._threads, self._file.close)

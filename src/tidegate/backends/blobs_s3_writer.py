@@ -1,8 +1,9 @@
-"""One S3 object while it is written: a single PUT when it is small, a streamed multipart upload when it is not.
+"""The writer of one S3 object: a single PUT if it is small, else a streamed multipart upload.
 
-At most two parts are in memory: one being filled and one under way. S3 shows an object only when it is complete, so an
-unfinished one is invisible; `abort` also removes the parts that were sent. Parts that a killed process leaves are hidden in
-the bucket and cost space until a lifecycle rule (AbortIncompleteMultipartUpload) removes them: operators should set one.
+At most two parts are in memory: one that is filled and one under way. S3 shows only complete
+objects, so an unfinished one is invisible. `abort` also removes the parts that were sent. Parts of
+a killed process stay hidden in the bucket and cost space until a lifecycle rule
+(AbortIncompleteMultipartUpload) removes them: operators should set one.
 """
 
 import asyncio
@@ -27,11 +28,11 @@ ABORT_WAIT_S = 5.0
 
 
 class _Aborted(Exception):
-    """Ends the stream of pieces in the middle: the upload then takes back the parts it sent."""
+    """Raised in the stream of pieces to end it early: the upload then removes the parts it sent."""
 
 
 class Digests:
-    """SHA-256 of the whole and MD5 of each part, taken in one pass."""
+    """The SHA-256 of the whole and the MD5 of each part, computed in one pass."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -105,7 +106,8 @@ class S3Writer:
                 await self._put_held(expected)
             else:
                 await self._send(None)
-                # Shielded, because an upload that is cancelled leaves its parts behind; `abort` ends it properly.
+                # Shielded, because a cancelled upload leaves its parts behind; `abort` removes
+                # them.
                 await asyncio.shield(self._upload)
             await self._objects.verify(self._key, expected)
         except WrongBytes as failure:
@@ -131,7 +133,7 @@ class S3Writer:
             self._upload.cancel()
             await asyncio.wait({self._upload}, timeout=ABORT_WAIT_S)
         if self._sent_whole:
-            # No caller knows of it. If the store is away now, a later sweep removes it: no caller waits for that.
+            # No caller knows this object. If the store is away now, a later sweep removes it.
             with contextlib.suppress(BlobUnavailable, TimeoutError):
                 async with asyncio.timeout(ABORT_WAIT_S):
                     await self._objects.delete(self._key)
@@ -162,7 +164,8 @@ class S3Writer:
         try:
             await self._objects.put(self._key, data, "create")
         except AlreadyExistsError:
-            # Either an earlier try of this very PUT got through and only its answer was lost, or the id is taken.
+            # Either an earlier try of this PUT succeeded and its answer was lost, or the id is
+            # taken.
             try:
                 await self._objects.verify(self._key, expected)
             except WrongBytes:
@@ -186,7 +189,7 @@ class S3Writer:
             raise self._objects.unavailable(failure, doing) from failure
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        # Each block is let go of when the upload has it, so that the first part is not in memory twice.
+        # Drop each block once the upload has it, so that the first part is not in memory twice.
         while self._held:
             yield self._held.popleft()
         while True:
@@ -198,7 +201,10 @@ class S3Writer:
             yield next_block
 
     def _on_upload_over(self, upload: asyncio.Task[None]) -> None:
-        """Let a write that waits for room go on, so that it sees the failure; and take note of the failure."""
+        """Wake a write that waits for room, so that it sees the failure.
+
+        Mark the failure as seen.
+        """
         self._make_room()
         if not upload.cancelled():
             upload.exception()

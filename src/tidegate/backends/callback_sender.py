@@ -1,8 +1,11 @@
-"""Sends callbacks to receivers that tenants name, and reads files that they name, over HTTP/1.1 and one fresh connection each.
+"""The client for addresses that tenants name: it sends callbacks and reads files.
 
-The host is resolved here and every address is checked; only a checked address is dialled, and the socket itself is made only for an
-address that passes, so neither a name that changes its answer nor a redirect leads anywhere else. Redirects, proxies, cookies and
-compressed answers are not followed, used, kept or unpacked. Of a callback's answer only the status and Retry-After count.
+- Each request uses HTTP/1.1 and a fresh connection.
+- The host is resolved here and every address is checked. A socket is made only for a checked
+  address, so a name that changes its addresses cannot lead elsewhere.
+- Redirects are not followed, proxies not used, cookies not kept and compressed answers not
+  unpacked.
+- Of a callback's answer only the status and Retry-After count.
 """
 
 import asyncio
@@ -35,10 +38,12 @@ FETCH_S = 60.0
 DRAIN_S = 1.0
 ANSWER_BYTES_MAX = 64 << 10
 OK = 200
-# A receiver that hangs holds up its owner's calls to that host, and no other owner's: it takes several owners to use up a host.
+# A receiver that hangs delays only its owner's calls to that host: one owner cannot use up a host's
+# slots.
 PER_OWNER_MAX = 5
 PER_HOST_MAX = 20
-# A name server that a tenant runs may be slow. Its look-ups get threads of their own, so that files and others do not wait for them.
+# A tenant's name server may be slow. Look-ups get their own threads, so that other work does not
+# wait.
 RESOLVE_THREADS = 64
 
 CONNECTION_FAILED = "connection_failed"
@@ -60,7 +65,12 @@ class CallbackSender:
     def __init__(
         self, rules: TargetRules, user_agent: str, resolve: Resolve = resolve, tls: ssl.SSLContext | bool = True
     ) -> None:
-        """`tls` says which certificates are trusted; True: those that the system trusts, which aiohttp has read already."""
+        """Create a sender.
+
+        `tls` says which certificates are trusted; True means those of the system.
+
+        aiohttp has read the system's certificates already.
+        """
         self._rules = rules
         self._user_agent = user_agent
         self._resolve = resolve
@@ -69,7 +79,7 @@ class CallbackSender:
         self._slots: dict[tuple[str, str | None], _CallSlots] = {}
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, owner: str) -> CallbackReply:
-        """Send this once. A failure of any kind is a reply with a word for it."""
+        """Send a callback once. Any failure is a reply with a word for it."""
 
         async def send(target: Target) -> CallbackReply:
             sent = {"Content-Type": "application/json", "User-Agent": self._user_agent, **headers}
@@ -82,7 +92,7 @@ class CallbackSender:
         return CallbackReply(failure=reply) if isinstance(reply, str) else reply
 
     async def fetch(self, url: str, size_bytes_max: int, *, owner: str) -> FetchedFile:
-        """Read a file once. A failure of any kind is a reply with a word for it."""
+        """Read a file once. Any failure is a reply with a word for it."""
 
         async def read(target: Target) -> FetchedFile:
             asked = {"User-Agent": self._user_agent}
@@ -102,12 +112,15 @@ class CallbackSender:
         return FetchedFile(failure=found) if isinstance(found, str) else found
 
     async def _within(self, url: str, owner: str, total_s: float, act: Callable[[Target], Awaitable[T]]) -> T | str:
-        """Act on a target within its owner's and its host's slots and a time; returns a word when that failed."""
+        """Act on a target within the slots of its owner and host, and a time limit.
+
+        Return a word if that failed.
+        """
         try:
             target = read_target(url, self._rules)
         except TargetRefused:
             return TARGET_REFUSED
-        # The owner's own turn comes first: calls that wait for it hold none of the host's.
+        # The owner's slot comes first: calls that wait for it hold no slot of the host.
         async with self._slot((target.host, owner), PER_OWNER_MAX), self._slot((target.host, None), PER_HOST_MAX):
             try:
                 async with asyncio.timeout(total_s):
@@ -124,7 +137,7 @@ class CallbackSender:
                 return BAD_ANSWER
 
     async def close(self) -> None:
-        """Stop resolving; what is being sent is the caller's to await."""
+        """Stop resolving names. The caller awaits the requests that are under way."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.asynccontextmanager
@@ -160,13 +173,16 @@ class CallbackSender:
             yield response
 
     async def _addresses(self, target: Target) -> list[ResolveResult]:
-        """Return the host's addresses; _Closed when there are none, or any of them may not be dialled."""
+        """Return the host's addresses.
+
+        Raise _Closed if there are none, or one of them is not allowed.
+        """
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(self._threads, self._resolve, target.host, target.port)
         except (OSError, UnicodeError) as error:
             if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
-                # No name server answered, which says nothing about the name: it is worth another try.
+                # No name server answered, so the name may be good: it is worth another try.
                 raise
             raise _Closed from None
         addresses = {(one[0], str(one[4][0])) for one in found}
@@ -186,7 +202,7 @@ class CallbackSender:
 
     @contextlib.asynccontextmanager
     async def _slot(self, name: tuple[str, str | None], count_max: int) -> AsyncIterator[None]:
-        """Hold one of the few calls that a host gets at a time, in all or of one owner."""
+        """Hold one of the slots of a host, in total or for one owner."""
         slots = self._slots.setdefault(name, _CallSlots(count_max))
         slots.user_count += 1
         try:
@@ -205,11 +221,11 @@ class _CallSlots:
 
 
 class _Closed(Exception):
-    """The host may not be called."""
+    """Raised if the host may not be called."""
 
 
 class _Pinned(AbstractResolver):
-    """Knows one host and the addresses that were checked for it."""
+    """A resolver that knows one host and its checked addresses."""
 
     def __init__(self, host: str, addresses: list[ResolveResult]) -> None:
         self._host = host
@@ -223,11 +239,11 @@ class _Pinned(AbstractResolver):
         return self._addresses
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: there is nothing to close."""
 
 
 def _checked_socket(target: Target, address: Address) -> socket.socket:
-    """Make the socket that dials this address; the last look before anything leaves this machine."""
+    """Make the socket for this address, after a last check before anything is sent."""
     family, kind, proto, _, where = address
     if not target.allows(str(where[0])):
         raise _Closed
@@ -235,7 +251,10 @@ def _checked_socket(target: Target, address: Address) -> socket.socket:
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:
-    """Read a short answer to its end, so that its receiver is not cut off; the status is known already."""
+    """Read a short answer to its end, so that the receiver is not cut off.
+
+    The status is known already.
+    """
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
         async with asyncio.timeout(DRAIN_S):
             left = ANSWER_BYTES_MAX

@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 class CountedBlobs:
-    """`component` is which part asks: `processor` or `apiserver`. Deletions are always the collector's."""
+    """Blobs that count their operations under a component: `processor` or `apiserver`.
+
+    Deletions always count under the garbage collector.
+    """
 
     def __init__(self, inner: Blobs, component: str, backend: str) -> None:
         self._inner = inner

@@ -1,6 +1,6 @@
 """Durable files: exclusive creation, whole writes, fsync of file and directory, and disk errors in words.
 
-Everything here blocks and is meant for a thread. It knows nothing of blobs beyond the errors that it translates to.
+Everything here blocks and is meant for a thread. Of blobs it knows only their errors.
 """
 
 import asyncio
@@ -38,19 +38,22 @@ _ADVICE = {
 
 
 def unavailable(failure: OSError, directory: Path, doing: str) -> BlobUnavailable:
-    """A disk error as one sentence: what failed, where, and what to do about it."""
+    """Return a disk error as one sentence: what failed, where, and what to do about it."""
     reason = failure.strerror or str(failure)
     advice = _ADVICE.get(failure.errno or 0, "check that directory")
     return BlobUnavailable(f"{doing} in {directory} failed ({reason}): {advice}")
 
 
 async def hop(threads: Executor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Do blocking work in a thread. Cancelling stops the waiting, not the work, and its errors are dropped then."""
+    """Do blocking work in a thread.
+
+    A cancelled caller stops waiting, but the work goes on; its errors are dropped.
+    """
     return await hop_or_undo(threads, lambda: work(*args, **kwargs), lambda done: None)
 
 
 async def hop_or_undo(threads: Executor, work: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Run work that makes something in a thread; undo it if its caller is cancelled."""
+    """Run work in a thread, and undo its result if the caller is cancelled."""
     future = asyncio.get_running_loop().run_in_executor(threads, work)
     try:
         return await asyncio.shield(future)
@@ -65,7 +68,10 @@ async def hop_or_undo(threads: Executor, work: Callable[[], T], undo: Callable[[
 
 
 def create_exclusive(path: Path) -> int:
-    """A new private file, open for reading and writing; one that exists already is FileExistsError, also as a link."""
+    """Create a private file and open it for reading and writing.
+
+    Raise FileExistsError if it exists already, also as a link.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -80,7 +86,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def read_exact(fd: int, at: int, count: int) -> bytes:
-    """These bytes, or fewer when the file ends before."""
+    """Return these bytes, or fewer if the file ends before."""
     chunks: list[bytes] = []
     while count > 0:
         chunk = os.pread(fd, count, at)
@@ -102,18 +108,24 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory with its parents, each name durable: also one that a process made and died before it synced it."""
+    """Make a directory with its parents.
+
+    Sync each name, since a process may have died before it did.
+    """
     if not path.is_dir():
         make_directories(path.parent)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-    # A parent that this user may not read is one that this user did not make.
+    # If this user may not read a parent, this user did not make it.
     with contextlib.suppress(PermissionError):
         sync_directory(path.parent)
 
 
 def whole_lines_bytes(fd: int) -> int:
-    """Where the last whole line of a file ends: a torn line behind it was never acknowledged."""
+    """Return where the last whole line of a file ends.
+
+    A torn line after it was never acknowledged.
+    """
     end = os.fstat(fd).st_size
     while end > 0:
         start = max(0, end - SCAN_BYTES)
@@ -144,8 +156,8 @@ class AppendFile:
     """A file that only grows, each append durable before it counts.
 
     After a failed write or fsync it is unknown what is on the disk (a second fsync would lie), so
-    the file takes nothing more; what lies behind the last durable byte is cut off where the disk
-    still allows it.
+    the file takes nothing more. The bytes after the last durable one are cut off if the disk still
+    allows it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -191,7 +203,8 @@ class AppendFile:
             self._close()
 
     def __del__(self) -> None:
-        # A log that its owner dropped without closing must not hold a descriptor, or a lock, until the process ends.
+        # A log that was dropped without a close must not hold a descriptor or a lock until the
+        # process ends.
         self._close()
 
     def _close(self) -> None:

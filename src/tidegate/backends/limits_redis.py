@@ -1,13 +1,16 @@
-"""The Limits port with Redis in between: the store lends blocks of budget, Redis deals them out.
+"""The Limits port through Redis: the store lends blocks of budget, and Redis deals them out.
 
-    take from the block in Redis  --none-->  one process borrows a block from the store, takes its own part, puts the rest into Redis
+A process takes from the block in Redis. If there is none, one process borrows a block from the
+store, takes its own part and puts the rest into Redis.
 
-Everything that Redis holds was charged in the store before, so what Redis forgets, repeats or loses
-can only lose budget, never make any. A block lies under the run id of the server that it was given
-to: after a restart or a fail-over, no process reads what an older server may still remember. Its
-life is measured by that server's clock from a moment before the store was asked, so it ends before
-the store's own grant does. What is left of a block goes back to the store with the next one.
-Without Redis every question goes to the store, and those about money always do.
+- Redis holds only budget that was charged in the store before. So whatever Redis forgets, repeats
+  or loses can only lose budget, never create any.
+- A block is stored under the run id of its server. After a restart or a fail-over, no process reads
+  a block of an older server.
+- The life of a block is measured by that server's clock, from a moment before the store was asked.
+  So it ends before the store's own grant does.
+- The rest of a block goes back to the store with the next block.
+- Without Redis all requests go to the store. Requests for money always do.
 """
 
 import asyncio
@@ -28,13 +31,16 @@ _BUSY_TRIES_MAX = 5
 _BUSY_S = 0.01
 _LENDER_MS = 100
 _BLOCK_REQUESTS_MAX = 1_000
-# The store may have room again earlier, so a process waits no longer than this before one looks.
+# The store may have room again earlier, so no process waits longer than this before one asks again.
 _REST_MS_MAX = 250
 _LONG_MS = 10**12
 
 
 class RedisLimits:
-    """`store` is who lends; `name` tells installations apart that use one Redis."""
+    """The limits of an installation.
+
+    `store` lends; `name` is unique for each installation in one Redis.
+    """
 
     def __init__(self, url: str, name: str, store: Limits, timeout_s: float = _TIMEOUT_S) -> None:
         self._store = store
@@ -63,7 +69,8 @@ class RedisLimits:
 
     async def _debit(self, ask: BudgetRequest) -> Grant:
         if any(budget.in_money for budget in ask.budgets):
-            # A block that is lost comes back with the next minute; money of a month or a lifetime would not, so nothing of it is lent.
+            # A lost block of requests comes back with the next minute; money of a month would not,
+            # so it is not lent.
             return await self._ask_store(ask)
         each = -(-ask.tokens // ask.requests)
         try:
@@ -84,7 +91,8 @@ class RedisLimits:
                     server_ms, demand = reply
                     return await self._borrow(ask, each, key, run_id, server_ms, demand)
                 await asyncio.sleep(_BUSY_S)
-            # The block of another process has this part too; what is left of it comes back.
+            # The block that another process fetches includes this part too; its rest goes back to
+            # the store.
             grant = await self._ask_store(ask)
             return grant if grant.wait_ms == NEVER_MS else replace(grant, wait_ms=min(grant.wait_ms, _REST_MS_MAX))
         except RedisAway:
@@ -96,7 +104,7 @@ class RedisLimits:
         return grant
 
     async def _borrow(self, ask: BudgetRequest, each: int, key: str, run_id: str, server_ms: int, demand: int) -> Grant:
-        """Ask the store for what all processes lately asked for, keep our own part and leave the rest to the others."""
+        """Borrow what all processes asked for lately, and leave to others what is not ours."""
         count = min(max(ask.requests, demand), max(ask.requests, _BLOCK_REQUESTS_MAX))
         tokens = ask.tokens if count == ask.requests else count * each
         [lent] = await self._store.debit([BudgetRequest(ask.budgets, count, tokens)])
@@ -113,7 +121,7 @@ class RedisLimits:
         short = own < ask.requests
         wait_ms = lent.wait_ms if short else 0
         if short and await asyncio.shield(deposit):
-            # The store did not know of what came back when it named that moment.
+            # The rest of the last block came back to the store after it computed that wait.
             wait_ms = min(wait_ms, _REST_MS_MAX)
         return Grant(
             lent.id,
@@ -127,13 +135,16 @@ class RedisLimits:
         )
 
     async def _deposit(self, budgets: tuple[Budget, ...], key: str, run_id: str, words: Sequence[str | int]) -> bool:
-        """Put a block down; True when something of the last one went back to the store."""
+        """Put a block into Redis.
+
+        Return whether a rest of the last block went back to the store.
+        """
         try:
             grant_id, requests, tokens = await self._line.call("deposit", key, *words, run_id=run_id)
         except RedisAway:
             return False
         if requests > 0:
-            # What the store cannot enter now it enters with the next settlement.
+            # If the store is away, the next settlement includes this one.
             with suppress(LimitsUnavailable):
                 await self._store.settle_grants([Settlement(grant_id.decode(), budgets, requests, max(0, tokens), 0)])
         return bool(requests > 0)

@@ -1,7 +1,7 @@
 """A wake-up that reaches the other processes of an installation, by notices.
 
-A process that waits says so now and then, and the others send it notices only while it does: without a process that waits, a wake-up costs
-nothing. Any of it may be lost: a process that waits polls besides.
+A process that waits announces this now and then. The others send notices only while a process
+waits, so otherwise a wake-up costs nothing. Notices may be lost: a process that waits also polls.
 """
 
 import asyncio
@@ -10,15 +10,18 @@ import math
 from tidegate.backends.system import LocalListener, LocalWake
 from tidegate.core.ports import Clock, Notices
 
-# A process that waits says so this often, and counts as waiting for so long.
+# How often a process announces that it waits, and how long an announcement counts.
 WANT_EVERY_S = 2.0
 WANTED_MS = 10_000.0
-# At most fifty notices a second from one process: many wake-ups in a moment are one.
+# At most fifty notices a second from one process: many wake-ups in a moment become one.
 NOTICE_GAP_S = 0.02
 
 
 class NoticedWake:
-    """`name` tells several of them apart that share the notices, and `me` names this process."""
+    """A wake-up under a name.
+
+    `name` is unique among the wake-ups that share the notices, `me` among processes.
+    """
 
     def __init__(self, notices: Notices, clock: Clock, name: str, me: str) -> None:
         self._notices = notices
@@ -35,7 +38,7 @@ class NoticedWake:
         notices.on_notice(self._take)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the task that sends notices."""
         self._task = asyncio.create_task(self._send())
 
     async def close(self) -> None:
@@ -52,7 +55,7 @@ class NoticedWake:
         return NoticedListener(self, self._local.listen())
 
     async def wait(self, listener: LocalListener, timeout_s: float) -> None:
-        """Wait for a wake-up, and have the other processes send theirs meanwhile."""
+        """Wait for a wake-up. The other processes send theirs meanwhile."""
         self._waiting_count += 1
         self._announce()
         try:
@@ -93,7 +96,7 @@ class NoticedWake:
 
 
 class NoticedListener:
-    """A listener whose waits are known to the other processes."""
+    """A listener whose waits are announced to the other processes."""
 
     def __init__(self, wake: NoticedWake, listener: LocalListener) -> None:
         self._wake = wake

@@ -1,9 +1,9 @@
 """The mark that a directory of blobs belongs to one host.
 
-Local blobs are durable and visible on one machine only. Every process that uses the directory holds
-a shared lock on the mark, and the mark names the host. A different machine id is refused always; a
-different host name is refused while a process still holds the lock, because a container that is
-made again has a new name but the same disk.
+Local blobs are durable and visible on one machine only. The mark names the host, and every process
+that uses the directory holds a shared lock on it. A different machine id is always refused. A
+different host name is refused only while a process holds the lock, because a recreated container
+has a new name but the same disk.
 """
 
 import contextlib
@@ -23,7 +23,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def this_host() -> str:
-    """A stable name for this machine: its machine id (hashed, since it is meant to stay private), or its host name."""
+    """Return a stable name for this machine: its machine id or its host name.
+
+    The machine id is hashed, because it is private.
+    """
     with contextlib.suppress(OSError):
         machine = _MACHINE_ID.read_text().strip()
         if machine:
@@ -32,14 +35,17 @@ def this_host() -> str:
 
 
 def claim(root: Path, host: str) -> int:
-    """Mark the directory as this host's, or find it marked so; returns the descriptor that holds the lock.
+    """Mark the directory as this host's, or check the mark.
 
-    Another host's directory is StoreRefused. Errors of the disk come out as OSError."""
+    Return the descriptor that holds the lock.
+
+    Raise StoreRefused for another host's directory, and OSError for errors of the disk.
+    """
     fd = _open(root / MARK)
     try:
         alone = _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not alone:
-            # Somebody lives here, or is just now writing the mark: that takes a moment.
+            # Another process uses the directory, or is writing the mark, which takes a moment.
             _lock(fd, fcntl.LOCK_SH)
         marked = os.pread(fd, 1_000, 0).decode(errors="replace").strip()
         if marked != host:
@@ -69,7 +75,10 @@ def _open(path: Path) -> int:
 
 
 def _lock(fd: int, how: int) -> bool:
-    """Whether the lock was had; a file system without locks never gives one, so the mark alone decides there."""
+    """Return whether the lock was taken.
+
+    Without locks in the file system, the mark alone decides.
+    """
     try:
         fcntl.flock(fd, how)
     except BlockingIOError:

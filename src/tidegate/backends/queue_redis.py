@@ -1,11 +1,13 @@
-"""A queue in Redis as llm-d's async processor takes it: requests in a sorted set, results in a
-list.
+"""A queue in Redis for llm-d's async processor: requests in a sorted set, results in a list.
 
-Each step is one script, so it happens whole or not at all. Beside the two keys that the processor
-knows lie ours, named after the list of results: `:sent:ID` says who waits for a request and as
-which laying down, `:kept` holds results until their outcomes are recorded, and `:dead` those that
-no process waits for. Several processes may use one queue, and several installations: nothing here
-belongs to a process. What a message says is not known here.
+Each step is one script, so it happens completely or not at all. Beside the two keys of the
+processor there are ours, named after the list of results:
+
+- `:sent:ID` names the process that waits for a request, and the token and score of the request.
+- `:kept` holds results until their outcomes are recorded.
+- `:dead` holds results that no process waits for.
+
+Several processes and installations may share a queue. The content of messages is not known here.
 """
 
 import asyncio
@@ -20,22 +22,22 @@ from tidegate.core.queues import Found, Put, QueueAway, QueueKind, QueueRequest,
 
 TIMEOUT_S = 5.0
 
-# So much is sorted and read in one step: others wait for Redis meanwhile.
+# The bounds of one step, because other users of Redis wait meanwhile.
 SORTED_MAX = 256
 READ_BYTES_MAX = 32 << 20
 SWEPT_MAX = 100
 
-# Garbage is kept to be looked at, not for ever.
+# Dead letters are kept for a look at them, but not for ever.
 DEAD_MAX = 1_000
 DEAD_MS = 7 * 24 * 3600 * 1000
-# A processor that delivers at least once does so within minutes.
+# A processor that delivers a result twice does so within minutes.
 REMEMBERED_MS = 600_000
 
 _SCRIPTS = ("queue_put", "queue_out", "queue_collect", "queue_withdraw", "queue_done", "queue_sweep")
 
 
 class RedisQueue:
-    """`owner` is this process, by a name that no other has."""
+    """One queue in Redis. `owner` is the unique name of this process."""
 
     def __init__(self, queue: Queue, owner: str) -> None:
         self._queue = queue
@@ -79,7 +81,7 @@ class RedisQueue:
         return int(await self._ask("queue_sweep", SWEPT_MAX, DEAD_MAX, DEAD_MS))
 
     async def state(self) -> QueueState:
-        # For people, who ask seldom: a connection of its own.
+        # Operators ask seldom, so this uses its own connection.
         url, wait_s = self._queue.url.reveal(), CONNECT_TIMEOUT_S
         try:
             client = Redis.from_url(url, socket_connect_timeout=wait_s, socket_timeout=TIMEOUT_S)

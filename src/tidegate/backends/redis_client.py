@@ -1,7 +1,8 @@
-"""What is used of redis-py, imported without OpenTelemetry.
+"""The parts of redis-py that are used here, imported without OpenTelemetry.
 
-redis-py imports OpenTelemetry where that is installed, for figures that it keeps only when asked to. Here they are never asked
-for, so it is imported as if OpenTelemetry was not installed: a process without traces must not pay for it.
+redis-py imports OpenTelemetry if it is installed, for metrics that are off by default and never
+used here. A process without traces must not pay for that import, so OpenTelemetry is hidden during
+it.
 """
 
 import sys
@@ -9,7 +10,7 @@ import sys
 _NAME = "opentelemetry"
 _IS_HIDDEN = _NAME not in sys.modules
 if _IS_HIDDEN:
-    # With None in its place an import fails as if there was no such package.
+    # With None in its place, an import fails as if the package was not installed.
     sys.modules[_NAME] = None  # type: ignore[assignment]
 try:
     from redis.asyncio import Redis

@@ -1,10 +1,11 @@
 """One connection to Redis that runs our scripts, owned by one task.
 
-Callers give their question to the task and wait for its answer. A caller that is cancelled or has
-waited long enough leaves and touches nothing; the task reads that answer too and throws it away, so
-the next answer belongs to the next question. After any error the connection is dropped, and Redis
-is left alone for a second. A connection knows which run of which server it leads to, and it never
-reconnects behind a caller's back. What the scripts mean is not known here.
+- Callers give their questions to the task and wait for the answers. If a caller is cancelled or
+  stops waiting, the task still reads its answer and drops it, so answers and questions stay in
+  step.
+- After any error the connection is dropped, and Redis is not asked for a second.
+- A connection knows the run id of its server, and never reconnects unnoticed.
+- This module does not know what the scripts mean.
 """
 
 import asyncio
@@ -36,11 +37,11 @@ _PIPELINE_MAX = 256
 
 
 class RedisAway(Exception):
-    """Redis cannot be asked now, or it is unknown what it did."""
+    """Raised if Redis cannot be asked now, or if it is unknown what it did."""
 
 
 class RedisUnsure(RedisAway):
-    """Redis was asked, and it is unknown what it did."""
+    """Raised if Redis was asked and it is unknown what it did."""
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ def script_text(name: str) -> str:
 
 
 def open_connection(url: str, timeout_s: float | None) -> AbstractConnection:
-    """A connection that tries nothing again by itself."""
+    """Return a connection that never retries by itself."""
     options: dict[str, Any] = dict(parse_url(url))
     kind = options.pop("connection_class", Connection)
     options |= {"socket_timeout": timeout_s, "socket_connect_timeout": CONNECT_TIMEOUT_S, "protocol": 2}
@@ -65,7 +66,10 @@ def open_connection(url: str, timeout_s: float | None) -> AbstractConnection:
 
 
 class RedisLine:
-    """`meanwhile` is what a person reads of the time in which Redis is away."""
+    """The connection to Redis and its task.
+
+    `meanwhile` is logged: what happens while Redis is away.
+    """
 
     def __init__(
         self, url: str, scripts: Sequence[str], timeout_s: float, meanwhile: str = "limits come from the store"
@@ -86,11 +90,11 @@ class RedisLine:
         self._task: asyncio.Task[None] | None = None
 
     async def run_id(self) -> str:
-        """Which run of which server the connection leads to."""
+        """Return the run id of the server that the connection leads to."""
         return self._run_id or str(await self._ask("", "", (), ""))
 
     async def call(self, script: str, key: str, *arguments: str | bytes | int, run_id: str = "") -> Any:
-        """Run a script on one key. With `run_id`: only on the very server that was seen."""
+        """Run a script on one key. With `run_id`, run it only on the server with this run id."""
         return await self._ask(script, key, arguments, run_id)
 
     async def _ask(self, script: str, key: str, arguments: Sequence[str | bytes | int], run_id: str) -> Any:
@@ -140,7 +144,7 @@ class RedisLine:
             elif not question.script and not question.answer.done():
                 question.answer.set_result(self._run_id)
         left = [question for question in questions if question.script and not question.answer.done()]
-        # A script that the server does not know has not run: it is sent again with its text.
+        # A script that the server does not know has not run: send it again with its text.
         unknown = await self._run(connection, left, "EVALSHA", self._shas)
         if await self._run(connection, unknown, "EVAL", self._texts):
             raise RedisError("the server forgets scripts faster than they are loaded")
@@ -148,7 +152,10 @@ class RedisLine:
     async def _run(
         self, connection: AbstractConnection, questions: Sequence[_Question], verb: str, scripts: Mapping[str, str]
     ) -> list[_Question]:
-        """Ask all in one go and hand out the answers. Says whose script was not known."""
+        """Send all questions at once and deliver the answers.
+
+        Return those whose script was not known.
+        """
         if not questions:
             return []
         commands = [(verb, scripts[one.script], 1, one.key, *one.arguments) for one in questions]
@@ -194,7 +201,7 @@ class RedisLine:
 
 
 async def ended(task: asyncio.Task[None]) -> None:
-    """End a task that talks to Redis. Its library may swallow a cancellation: repeat it."""
+    """End a task that uses Redis. Its library may swallow a cancellation, so repeat it."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)

@@ -1,7 +1,10 @@
-"""Names under which a `tidegate run` is under way in a data directory: no other process has one of them at the same time.
+"""The names of each `tidegate run` that is under way in a data directory.
 
-A living process holds a lock on a file for each name, and the kernel drops the lock when it dies. The file says which process and which
-worker held it last, so that a run that was killed is known to be over at once.
+One process has a name at a time.
+
+A living process holds a lock on a file for each name, and the kernel drops the lock when it dies.
+The file names the process and the worker that held it last, so a killed run is known to be over at
+once.
 """
 
 import fcntl
@@ -18,13 +21,13 @@ _FILE_BYTES_MAX = 200
 
 
 class HeldNames(msgspec.Struct, frozen=True):
-    """The names of this process, and the workers of processes that had one before and died."""
+    """The names of this process, and the workers of dead processes that had one of them before."""
 
     descriptors: tuple[int, ...]
     dead_worker_ids: tuple[str, ...]
 
     def note_worker(self, worker_id: str) -> None:
-        """Write down which worker runs under these names."""
+        """Write the id of the worker that runs under these names to their files."""
         for descriptor in self.descriptors:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {worker_id}\n".encode(), 0)
@@ -32,7 +35,7 @@ class HeldNames(msgspec.Struct, frozen=True):
 
 @contextmanager
 def hold_names(directory: Path, names: Sequence[str]) -> Iterator[HeldNames]:
-    """Hold these names. StoreRefused when another process has one of them."""
+    """Hold these names. Raise StoreRefused if another process has one of them."""
     directory.mkdir(exist_ok=True, mode=0o700)
     with ExitStack() as held:
         descriptors = tuple(held.enter_context(_locked(directory / name)) for name in names)
@@ -42,10 +45,10 @@ def hold_names(directory: Path, names: Sequence[str]) -> Iterator[HeldNames]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Open the file with its lock held, and remove it at the end: only a process that dies leaves one."""
+    """Open and lock the file, and remove it at the end. Only a process that dies leaves it."""
     descriptor = _open(path)
     while not _is_still(path, descriptor):
-        # It was removed by its last holder between the open and the lock.
+        # Its last holder removed it between the open and the lock.
         os.close(descriptor)
         descriptor = _open(path)
     try:

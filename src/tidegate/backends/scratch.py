@@ -1,7 +1,7 @@
-"""A directory for one process's passing files, gone when it ends; what a killed one left there is removed by the next.
+"""A directory for the temporary files of one process, removed when the process ends.
 
-A living process holds a lock on its directory, and the kernel drops the lock when it dies: no clock and no id of a process has to be
-trusted. It knows nothing of what is put there.
+The next process removes what a killed one left. A living process holds a lock on its directory, and
+the kernel drops the lock when it dies, so neither clocks nor process ids are needed.
 """
 
 import fcntl
@@ -17,12 +17,14 @@ PREFIX = "process-"
 
 @contextmanager
 def scratch_directory(root: Path) -> Iterator[Path]:
-    """This process's own directory under `root`."""
-    # What passes here holds prompts, and so will the data directory around it, which may be made here: both are their user's alone.
+    """Yield this process's own directory under `root`."""
+    # Both directories hold prompts, so only their user may read them. The outer one may be made
+    # here.
     root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     root.mkdir(exist_ok=True, mode=0o700)
     mine = root / f"{PREFIX}{secrets.token_hex(8)}"
-    # One process at a time begins here: a directory that is not locked yet looks like a dead one's.
+    # Processes start here one at a time: a directory that is not locked yet looks like a dead
+    # process's.
     turn = _locked(root, fcntl.LOCK_EX)
     assert turn is not None
     try:
@@ -44,7 +46,7 @@ def _remove_dead(root: Path) -> None:
         try:
             held = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            # It went away by itself, or is no directory of ours.
+            # The directory is gone already, or is not one of ours.
             continue
         if held is not None:
             shutil.rmtree(path, ignore_errors=True)
@@ -52,7 +54,7 @@ def _remove_dead(root: Path) -> None:
 
 
 def _locked(path: Path, how: int) -> int | None:
-    """A descriptor that holds the lock; None when somebody else does."""
+    """Return a descriptor that holds the lock; None if another process holds it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, how)

@@ -1,9 +1,8 @@
-"""Messages between processes through Redis, where there is one: wake-ups, deployments that rest,
-and notices.
+"""Messages between processes through Redis: wake-ups, deployments that rest, and notices.
 
-All of it may be lost: a process that gets no message polls, and learns of a rest by being refused
-once. What this process itself sent is known here at once, with or without Redis. Redis' own clock
-measures rests, so no two processes compare their clocks.
+Any message may be lost: a process without messages polls, and learns of a rest from one refused
+call. A process knows its own messages at once, with or without Redis. The clock of Redis measures
+rests, so processes do not compare their clocks.
 """
 
 import asyncio
@@ -39,7 +38,10 @@ class LocalRests:
         self.learn(deployment, rest_ms)
 
     def learn(self, deployment: str, rest_ms: float) -> bool:
-        """Note a rest; a longer one always wins. Says whether this one did."""
+        """Note a rest.
+
+        Return whether it is longer than the one that was known: the longer rest counts.
+        """
         until_ms = self._clock.monotonic_ms() + min(rest_ms, _REST_MS_MAX)
         if rest_ms <= 0 or until_ms <= self._until_ms.get(deployment, -math.inf):
             return False
@@ -47,7 +49,7 @@ class LocalRests:
         return True
 
     def left_ms(self, deployment: str) -> int:
-        """For how much longer it rests."""
+        """Return for how much longer a deployment rests."""
         return math.ceil(self._until_ms.get(deployment, 0.0) - self._clock.monotonic_ms())
 
     def current(self) -> Mapping[str, float]:
@@ -57,7 +59,10 @@ class LocalRests:
 
 
 class RedisShared:
-    """The Wake, the Rests and the Notices of one process, shared through Redis. `name` tells installations apart that use one Redis."""
+    """The Wake, the Rests and the Notices of one process, shared through Redis.
+
+    `name` is unique for each installation that uses the same Redis.
+    """
 
     def __init__(self, url: str, name: str, clock: Clock, entropy: Entropy) -> None:
         self._url = url
@@ -72,7 +77,7 @@ class RedisShared:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to tell and to listen."""
+        """Start the tasks that send and listen."""
         self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen())]
 
     async def close(self) -> None:
@@ -106,7 +111,10 @@ class RedisShared:
         self._listeners.append(listener)
 
     async def _tell(self) -> None:
-        """Say what there is to say; many rings in a moment are one. Between times, ask who rests."""
+        """Send wake-ups and rests; many wake-ups in a moment become one.
+
+        When idle, ask which deployments rest.
+        """
         while True:
             try:
                 async with asyncio.timeout(_POLL_S):
@@ -150,7 +158,7 @@ class RedisShared:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _listen_once(self) -> None:
-        """Listen on a fresh connection until it breaks or has been quiet for long: a wire that was cut says nothing either."""
+        """Listen on a fresh connection until it breaks or is quiet for long."""
         connection = open_connection(self._url, _TIMEOUT_S)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
@@ -158,7 +166,7 @@ class RedisShared:
             # One answer for each channel.
             await connection.read_response()
             await connection.read_response()
-            # Messages from before the subscription are asked for now.
+            # Messages from before the subscription were lost: catch up.
             self._wake.notify()
             await self._ask_rests()
             while (message := await connection.read_response(timeout=_QUIET_S)) is not None:

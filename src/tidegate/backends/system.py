@@ -1,4 +1,4 @@
-"""The machine's own clock and randomness, and a nudge that stays inside one process."""
+"""The machine's clock and randomness, and a wake-up inside one process."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-# Counts while the machine sleeps too, where there is such a clock.
+# This clock also counts while the machine sleeps, if the machine has such a clock.
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -17,7 +17,7 @@ def boot_ms() -> int:
 
 
 def boot_id() -> str:
-    """Which start of the machine this is; empty where it does not say."""
+    """Return the id of this start of the machine; empty if the machine has none."""
     try:
         return _BOOT_ID.read_text("ascii").strip()
     except OSError:
@@ -57,7 +57,7 @@ class LocalListener:
 
 
 class LocalWake:
-    """Wake every loop that listens once, also one that is busy."""
+    """A wake-up for all loops of one process that listen. A busy loop gets it later."""
 
     def __init__(self) -> None:
         self._listeners: list[LocalListener] = []

@@ -1,9 +1,9 @@
--- Sort what came back, and say what is known of those we wait for. Nothing is taken away by being read: a result lies among the kept ones
--- until its outcome is recorded, whoever of us sorted it.
+-- Sort the results that came back, and report those that this process waits for. Reading removes
+-- nothing: a result is kept until its outcome is recorded, whichever process sorted it.
 --
 -- KEYS[1]  the list of results
--- ARGV     how many to sort, the most bytes of one result, the most bytes of an answer, 1 to look for lost ones, dead letters kept, for
---          how many ms they are, then the ids
+-- ARGV     how many to sort, the most bytes of one result, the most bytes of an answer, 1 to look
+--          for lost ones, how many dead letters are kept, for how many ms, then the ids
 local kept, dead = KEYS[1] .. ':kept', KEYS[1] .. ':dead'
 local garbage, unknown, duplicate = 0, 0, 0
 

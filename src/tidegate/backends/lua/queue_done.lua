@@ -1,7 +1,9 @@
--- These results are done with. Recorded ones are remembered for a while, so that the same result coming again is known for what it is.
+-- Remove these results. Recorded ones are remembered for a while, so that a repeated result is
+-- recognized.
 --
 -- KEYS[1]  the list of results
--- ARGV     for how many ms they are remembered (0: not at all, they may be sent again at once), then the ids
+-- ARGV     for how many ms they are remembered (0: not at all, they may be sent again at once), then
+--          the ids
 for i = 2, #ARGV do
     local sent = KEYS[1] .. ':sent:' .. ARGV[i]
     redis.call('HDEL', KEYS[1] .. ':kept', ARGV[i])

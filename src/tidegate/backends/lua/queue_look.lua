@@ -1,4 +1,4 @@
--- How the queue stands.
+-- Return the counts of the queue, and the score of its first request.
 --
 -- KEYS[1]  the list of results
 -- ARGV     the sorted set of requests

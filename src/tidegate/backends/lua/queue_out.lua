@@ -1,4 +1,4 @@
--- Whether a request is out, wherever it is: in the set, with whoever took it, or answered and not recorded.
+-- Return whether a request is out: in the set, taken by a processor, or answered and not recorded.
 --
 -- KEYS[1]  the list of results
 -- ARGV     id

@@ -1,7 +1,8 @@
--- Kept results that nobody can wait for any more, because the time of their requests is over, go to the dead letters.
+-- Move kept results to the dead letters if no process can wait for them, because the time of their
+-- requests is over.
 --
 -- KEYS[1]  the list of results
--- ARGV     how many to look at, dead letters kept, for how many ms they are
+-- ARGV     how many to look at, how many dead letters are kept, for how many ms
 local kept, dead = KEYS[1] .. ':kept', KEYS[1] .. ':dead'
 local late = 0
 for _, id in ipairs(redis.call('HRANDFIELD', kept, ARGV[1])) do

@@ -1,7 +1,8 @@
--- Take a request back, if it is still ours: out of the set when nobody has taken it, else whoever has it is told to let it be.
+-- Take a request back, if it is still ours: remove it from the set, or ask the processor that took
+-- it to cancel it.
 --
 -- KEYS[1]  the list of results
--- ARGV     id, the sorted set of requests, who asks
+-- ARGV     id, the sorted set of requests, the process that asks
 local sent = KEYS[1] .. ':sent:' .. ARGV[1]
 local owner, token, score = string.match(redis.call('GET', sent) or '', '^(%S+) (%S+) (%S+)$')
 if owner ~= ARGV[3] then

@@ -1,4 +1,4 @@
--- Who rests, and for how many more ms; those that are over are forgotten.
+-- Return the deployments that rest, and for how many more ms. Forget the rests that are over.
 --
 -- KEYS[1]  rests by deployment
 local time = redis.call('TIME')

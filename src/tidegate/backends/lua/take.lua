@@ -1,13 +1,16 @@
--- Take from a lent block, or hear what to do instead.
+-- Take from a lent block, or learn what to do instead.
 --
 -- KEYS[1]  the block of one set of budgets
--- ARGV     requests asked for, tokens of each, how many of the requests nobody has asked for before, how long a lender may take
+-- ARGV     requests asked for, tokens of each, how many of the requests were not counted before, how
+--          long a lender may take
 --
 -- Answers: {'granted', how many, for how many ms more, the store's grant}
---          {'resting', for how many ms, the budget that is spent, the tokens that it has left for smaller requests}
+--          {'resting', for how many ms, the budget that is spent, the tokens that it has left for
+--              smaller requests}
 --          {'busy'}  another process is fetching a block
---          {'lend', this server's time, how many requests were asked for since the last block}  fetch one, and say so soon; none
---              while the store had too little of late: what others do not come for in time would be nobody's
+--          {'lend', this server's time, how many requests were asked for since the last block}
+--              Borrow a block and deposit it soon. The count is 0 while the store had too little
+--              lately: a part that no process takes in time would be lost.
 local KEEP_MS = 120000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -17,7 +20,7 @@ local function number(place) return tonumber(block[place] or '0') or 0 end
 -- Lua would write a large number with an exponent.
 local function whole(value) return string.format('%.0f', value) end
 
--- This server's clock went back: what was written before it did would be waited for until it has caught up.
+-- This server's clock went back: what was written before would be valid until it has caught up.
 if number(12) > now then
     redis.call('DEL', KEYS[1])
     block = {}
@@ -25,7 +28,7 @@ end
 redis.call('HINCRBY', KEYS[1], 'asked', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], KEEP_MS)
 
--- A clock that went back behind the block's beginning would let it live too long.
+-- If the clock went back to before the block's beginning, the block would live too long.
 if number(1) > 0 and number(3) <= now and now < number(4) then
     local count = math.min(asked, number(1))
     if each > 0 then
