@@ -1,7 +1,9 @@
-"""`tidegate backup` and `tidegate restore`: an embedded store with its bytes, in one directory that can be checked.
+"""`tidegate backup` and `tidegate restore`: an embedded store with its bytes, in one
+directory that can be checked.
 
-A backup is a copy of the database, the blobs that it names, the pepper, and a manifest that is written last: a directory without one is no
-backup. A restore writes the database last: until then it can be repeated, and no server takes half of it for a store.
+A backup holds a copy of the database, the blobs that it names, the pepper, and a manifest. The
+manifest is written last: a directory without one is no backup. A restore writes the database last:
+until then it can be repeated, and no server can open half of it.
 """
 
 import os
@@ -132,7 +134,10 @@ async def _back_up(settings: Settings, directory: Path) -> Manifest:
 
 
 async def _copy_all(settings: Settings, source: Path, directory: Path) -> int:
-    """Copy the store, then the bytes that the copy names. When some of them went in between, a newer copy of the store is taken."""
+    """Copy the store, then the bytes that the copy names. If some were deleted
+    meanwhile, copy the store again.
+
+    Return its schema version."""
     from tidegate import storage
     from tidegate.store.database.sqlite_copy import copy_database
 
@@ -170,7 +175,8 @@ async def _needed(store: "Store") -> AsyncIterator[StoredBlob]:
 
 
 async def _copied(blobs: "Blobs", blob: StoredBlob, folder: Path) -> bool:
-    """Copy the bytes that the store knows of; a log that grows goes on behind them. False when the bytes are gone."""
+    """Copy the bytes that the store knows of; a growing log has more behind them. Return False if
+    the bytes are gone."""
     path = folder / blob.id
     if path.exists() and path.stat().st_size == blob.size_bytes:
         return True
@@ -215,7 +221,7 @@ async def _restore(settings: Settings, directory: Path) -> Manifest:
 
 
 async def _put_blob(blobs: "Blobs", path: Path) -> None:
-    """Write one blob; what a restore that was cut short left of it goes first."""
+    """Write one blob; first delete what an interrupted restore left of it."""
     await blobs.delete(path.name)
     writer = await blobs.create(path.name)
     try:
@@ -251,7 +257,7 @@ def _checked_manifest(directory: Path) -> Manifest:
 
 
 def _private(path: Path) -> BinaryIO:
-    """Open a file for writing that only this user may read."""
+    """Open a file for writing that only this user can read."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
@@ -274,7 +280,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _write(target: Path, pieces: Iterator[bytes]) -> None:
-    """A whole file appears under its name, durable, or none does."""
+    """Write a file durably and as a whole: nothing appears under its name before."""
     partial = target.with_name(f".{target.name}.partial")
     with _private(partial) as stream:
         for piece in pieces:

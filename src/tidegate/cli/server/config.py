@@ -42,7 +42,7 @@ def config(
             typer.echo(entry["key"])
             terminal.show_facts([(f"  {name}", entry[key]) for name, key in EXPLAINED.items()])
     else:
-        # A mapping of models is long: last in its line, it pushes nothing away.
+        # A value may be a long mapping of models, so it stands last in its line.
         terminal.show_table(["setting", "from", "value"], [[e["key"], e["origin"], e["value_text"]] for e in entries])
 
 
@@ -68,7 +68,8 @@ def _entries(loaded: Loaded) -> list[dict[str, object]]:
 
 
 def _without_defaults(value: object) -> object:
-    """The value as people read it: a model or a guardrail with what was set of it, not with the forty keys that it could have."""
+    """Return the value for people: a model or a guardrail has only the keys that were
+    set, not all forty."""
     if isinstance(value, msgspec.Struct):
         given = {one.encode_name: (getattr(value, one.name), one) for one in msgspec.structs.fields(value)}
         return {name: _without_defaults(each) for name, (each, one) in given.items() if each != _default(one)}
@@ -84,7 +85,8 @@ def _default(field: msgspec.structs.FieldInfo) -> object:
 
 
 def _plain(key: str, value: object) -> object:
-    """The value as JSON can say it. URLs of servers are worth seeing without their passwords; other secrets never are."""
+    """Return the value as JSON data. URLs of servers are shown without passwords, other
+    secrets are hidden."""
     if isinstance(value, Secret) and key in ("store.url", "redis.url"):
         return redacted(value.reveal())
     return msgspec.to_builtins(value, enc_hook=lambda _: HIDDEN) if not isinstance(value, Secret) else HIDDEN

@@ -1,6 +1,7 @@
-"""`tidegate doctor`: what is wrong with a configuration, a store or an upstream, and what to do about it.
+"""`tidegate doctor`: finds what is wrong with a configuration, a store or an upstream,
+and what to do about it.
 
-It changes nothing that matters: it opens the store read-only where a server holds it, and writes one small blob that it removes.
+It opens the store read-only, and writes only one small blob that it removes.
 """
 
 import os
@@ -124,7 +125,7 @@ def _free_space(place: Path) -> list[DoctorFinding]:
 def _descriptors(settings: Settings) -> list[DoctorFinding]:
     import resource
 
-    # A server raises its own limit to the hard one by itself, and does not start where that is too low.
+    # A server raises its own limit to the hard limit, and does not start if that is too low.
     _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = settings.http.connections_max + DESCRIPTORS_BESIDE
     if allowed != resource.RLIM_INFINITY and allowed < needed:
@@ -178,7 +179,8 @@ async def _store(settings: Settings) -> AsyncIterator[DoctorFinding]:
 
 
 async def _bucket(settings: Settings) -> AsyncIterator[DoctorFinding]:
-    """Look at an object store where no store of ours can be read; a directory is made with the store."""
+    """Check the object store if the database cannot be read. A local directory needs no check: it
+    is made with the store."""
     from tidegate import storage
 
     if settings.blobs.is_object_store:
@@ -229,7 +231,7 @@ async def _keys(parts: "Parts") -> AsyncIterator[DoctorFinding]:
 
 
 def _keyless(settings: Settings) -> DoctorFinding:
-    """Say what a server does over a store without keys."""
+    """Return what a server does over a store without keys."""
     from tidegate.web.http.loopback import is_loopback
 
     host = settings.server.host

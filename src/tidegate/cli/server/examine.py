@@ -1,6 +1,7 @@
-"""What `tidegate doctor` finds out about capacity: budgets that contradict, Redis, the engines' own metrics, tenants that do not exist.
+"""Checks of `tidegate doctor` about capacity: budgets that never bind, Redis, queues, the engines'
+own metrics, unknown tenants.
 
-It asks and never changes anything; a server that is away is a finding, not an error.
+They only ask and never change anything; a server that does not answer is a finding, not an error.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Grade(StrEnum):
 
 
 class DoctorFinding(msgspec.Struct, frozen=True):
-    """One thing that was looked at; `to_do` is empty when nothing is wrong."""
+    """The result of one check; `to_do` is empty if nothing is wrong."""
 
     about: str
     grade: Grade
@@ -55,7 +56,8 @@ class DoctorFinding(msgspec.Struct, frozen=True):
 def budgets(
     settings: Settings, served: Sequence[Deployment], named_routes: Sequence[Resource], models: Mapping[str, ModelTerms]
 ) -> Iterator[DoctorFinding]:
-    """Limits that can never bind because another of the same thing is reached first."""
+    """Yield a finding for each limit that can never bind because another limit of the
+    same thing is reached first."""
     tenants = Tenants(settings)
     named: list[tuple[str, Sequence[Limit]]] = [(f"deployment {one.name}", one.limits) for one in served]
     named += [(f"resource {one.name}", one.limits) for one in named_routes]
@@ -86,7 +88,7 @@ def _never_binding(limits: Sequence[Limit]) -> Iterator[str]:
 
 
 async def redis(settings: Settings) -> AsyncIterator[DoctorFinding]:
-    """Whether Redis answers, and soon enough, where it is configured."""
+    """Check whether Redis, if it is configured, answers, and fast enough."""
     if settings.redis.url is None:
         return
     from redis import asyncio as client
@@ -117,7 +119,8 @@ async def redis(settings: Settings) -> AsyncIterator[DoctorFinding]:
 
 
 async def queues(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
-    """Whether the queues of asynchronous deployments answer, are safe to lie in, and are taken from."""
+    """Check whether the queues of asynchronous deployments answer, keep what is in them, and are
+    read by a processor."""
     from tidegate import service
 
     for one, state in await service.queue_states(served):
@@ -165,7 +168,8 @@ async def tenants(parts: "Parts") -> AsyncIterator[DoctorFinding]:
 
 
 async def engines(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
-    """Whether the engines show the numbers that the tide goes by, and how they could serve both kinds of work better."""
+    """Check whether the engines show the numbers that the tide needs, and how they could serve both
+    kinds of work better."""
     asked = [one for one in served if one.tide is TideMode.AUTO and (one.engine in _PREFIXES or one.metrics_url)]
     for one, text in zip(asked, await asyncio.gather(*(_scraped(metrics_address(one)) for one in asked)), strict=True):
         for finding in _read(one, text):
@@ -173,7 +177,8 @@ async def engines(served: Sequence[Deployment]) -> AsyncIterator[DoctorFinding]:
 
 
 def metrics_address(deployment: Deployment) -> str:
-    """Where a deployment shows its metrics: as configured, or at the root of its own address."""
+    """Return the URL of a deployment's metrics: as configured, or at the root of its
+    own address."""
     if deployment.metrics_url:
         return deployment.metrics_url
     parts = urlsplit(deployment.url)
@@ -229,7 +234,8 @@ def _read(one: Deployment, text: str | Exception) -> Iterator[DoctorFinding]:
 
 
 def largest_step(text: str) -> int:
-    """The least bound that all but one in a hundred of the engine's steps stay under, in tokens; 0 where it does not say."""
+    """Return the least bucket bound that 99 % of the engine's steps stay under, in
+    tokens; 0 if the metrics lack it."""
     buckets: dict[float, float] = {}
     for bound, count in _STEP.findall(text):
         size = float("inf") if bound == "+Inf" else float(bound)

@@ -1,4 +1,5 @@
-"""What `tidegate doctor` finds out about the store and the blobs together: bytes that are missing, and bytes without a row."""
+"""Checks of `tidegate doctor` about the store and the blobs together: bytes that are missing, and
+bytes without a row."""
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ _SHOWN_MAX = 5
 
 
 class Mismatches(msgspec.Struct, frozen=True):
-    """Blobs that something needs and that are missing or too short, and blobs that no row names; `looked_at` are needed."""
+    """The blobs that are needed but missing or too short, and the blobs that no row names.
+    `looked_at` counts the needed ones."""
 
     missing: tuple[str, ...]
     strays: tuple[str, ...]
@@ -27,7 +29,8 @@ class Mismatches(msgspec.Struct, frozen=True):
 
 
 async def compare(parts: "Parts") -> Mismatches:
-    """Compare the store's rows with the bytes that are there, up to a bound. Both may change meanwhile: what differs is looked at again."""
+    """Compare the store's rows with the bytes that exist, up to a bound. Check each difference
+    again, because both may change meanwhile."""
     present = await _present(parts)
     rows = {blob.id: blob for blob in await _rows(parts)}
     missing = [
@@ -66,7 +69,7 @@ async def _holds(parts: "Parts", blob_id: str, size_bytes: int) -> bool:
 
 
 async def findings(parts: "Parts") -> AsyncIterator[DoctorFinding]:
-    """Say which files have lost bytes, and how many bytes belong to nothing."""
+    """Yield findings about files that have lost bytes, and about blobs without a row."""
     found = await compare(parts)
     for blob_id in found.missing[:_SHOWN_MAX]:
         files = ", ".join(await parts.store.files_of_blob(blob_id, _SHOWN_MAX)) or "work of a running batch"

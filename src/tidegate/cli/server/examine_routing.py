@@ -1,6 +1,7 @@
-"""What `tidegate doctor` finds out about deployments and resources: it tries each of the settings' own and each that was added.
+"""Checks of `tidegate doctor` about deployments and resources, both those of the
+settings and those added at run time.
 
-It asks and never changes anything; a server that is away is a finding, not an error.
+They only ask and never change anything; a server that does not answer is a finding, not an error.
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -25,7 +26,8 @@ SIMULATED = "simulated"
 
 
 class RoutingExamined(msgspec.Struct, frozen=True):
-    """What there is to be called, and by which names. `unusable` says why some of what was added cannot be used here."""
+    """The deployments and resources that can be called. `unusable` has the reason for each added
+    one that cannot be used here."""
 
     deployments: tuple[Deployment, ...]
     resources: tuple[Resource, ...]
@@ -36,7 +38,8 @@ class RoutingExamined(msgspec.Struct, frozen=True):
 
 
 async def routing(settings: Settings) -> RoutingExamined:
-    """The settings' own, and what was added where there is a store that can be read."""
+    """Return the deployments and resources of the settings, and those added if there is a store
+    that can be read."""
     from tidegate import storage
     from tidegate.control import running_control
 
@@ -82,7 +85,8 @@ async def findings(settings: Settings, known: RoutingExamined) -> AsyncIterator[
 
 
 async def _used(settings: Settings, one: "RoutingShown") -> DoctorFinding:
-    """A deployment of the server that runs here. Its key is not known to this command, so it is only asked whether it is there."""
+    """Check a deployment of the server that runs here. This command does not know its key, so it
+    checks only whether it answers."""
     from tidegate import service
 
     where = one.url if one.name == "upstream" else f"{one.name} at {one.url}"
@@ -119,7 +123,8 @@ def _tried(one: Deployment, probe: "Probe", *, is_added: bool) -> DoctorFinding:
 
 
 def _not_served(settings: Settings, known: RoutingExamined) -> Iterator[DoctorFinding]:
-    """Endpoints that an engine does not have, and models that only batches or only interactive calls get."""
+    """Yield findings about endpoints that an engine lacks, and models that serve only batches or
+    only interactive calls."""
     from tidegate.upstream.calls.translation import unserved_endpoints
     from tidegate.web.gateway.gateway import ENDPOINTS
 
@@ -142,7 +147,8 @@ def _not_served(settings: Settings, known: RoutingExamined) -> Iterator[DoctorFi
 
 
 def _led(resource: Resource, known: RoutingExamined, answers: Mapping[str, bool]) -> Iterator[DoctorFinding]:
-    """Where a named route leads, and whether anybody there answers; whether a queue is taken from, its own findings say."""
+    """Check where a named route leads and whether a deployment there answers. A queue
+    has findings of its own."""
     aims = {one.name: one.model for one in known.resources}
     ways = [aims.get(name, name) for name in (resource.name, *resource.fallbacks)]
     lost = [model for model in ways if not _serving(model, known)]

@@ -1,4 +1,5 @@
-"""`tidegate init`: write a configuration to begin with, each setting with what it is for. What it says comes from the declarations."""
+"""`tidegate init`: writes a configuration to begin with, and explains each setting in
+the words of its declaration."""
 
 import os
 import textwrap
@@ -37,7 +38,7 @@ tenants:
   acme:
     weight: 2
     limits: [{period: day, cost: 50}]"""
-# What most installations look at; everything else is in `tidegate config`.
+# The settings that most installations change; `tidegate config` shows all.
 SHOWN = {
     "server": ("host", "port", "trusted_proxies"),
     "upstream": ("api_key", "max_in_flight", "total_timeout_s"),
@@ -94,7 +95,7 @@ def _group(name: str, upstream: str) -> str:
         lines += [*_about(catalog.by_key()["upstream.url"]), f"  url: {upstream}"]
     for setting in (catalog.by_key()[f"{name}.{key}"] for key in SHOWN[name]):
         lines += [*_about(setting), f"  # {setting.key.partition('.')[2]}: {_default(setting)}"]
-    # A group without a value is nothing, so its name can stand there for those who take a comment away.
+    # A group without values is allowed, so its name can stand uncommented.
     return "\n".join([f"{name}:", *lines])
 
 
@@ -110,7 +111,7 @@ def _default(setting: Setting) -> str:
 
 
 def quantity(key: str, value: float) -> str:
-    """Return a number as a person would write it: 30s, 14d, 200MiB, or itself."""
+    """Return a number as a person would write it: 30s, 14d, 200MiB, or the plain number."""
     if "_bytes" in key and value and value % (1 << 20) == 0:
         return f"{int(value) >> 20}MiB" if value % (1 << 30) else f"{int(value) >> 30}GiB"
     is_rate = key.endswith("_per_s")

@@ -17,7 +17,8 @@ from tidegate.settings.reload import SettingsFile
 if TYPE_CHECKING:
     from tidegate.service import Started
 
-# What sysexits.h calls EX_SOFTWARE: an internal error, so that a supervisor can tell it from a setting that is wrong.
+# EX_SOFTWARE of sysexits.h: an internal error, so that a supervisor can tell it from a
+# wrong setting.
 BROKEN = 70
 
 Host = Annotated[
@@ -107,7 +108,8 @@ def _is_json(settings: Settings) -> bool:
 
 
 def _say(settings: Settings, event: str, text: str, show: Callable[[str], None]) -> None:
-    """Say a sentence; as a line of the log where that is JSON, so that a reader of the log can parse every line."""
+    """Print a sentence, or log it if the log is JSON, so that a reader of the log can
+    parse every line."""
     if _is_json(settings):
         structlog.get_logger().warning(event, why=text)
     else:
@@ -115,7 +117,7 @@ def _say(settings: Settings, event: str, text: str, show: Callable[[str], None])
 
 
 def _say_started(settings: Settings, started: "Started") -> None:
-    """Say what listens where."""
+    """Print the addresses of this process, its store and its files."""
     places = {
         "console": f"{started.admin}/console" if started.admin else "",
         "metrics": f"{started.metrics}/metrics" if started.metrics else "",

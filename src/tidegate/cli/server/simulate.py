@@ -95,7 +95,8 @@ def simulate(
 
 
 async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: list[str] | None) -> None:
-    """Serve the engine, and beside it the processor that takes from the queues and calls it."""
+    """Serve the engine, and run the processor that takes calls from the queues and
+    sends them to the engine."""
     if redis_url is None or not pools:
         raise ValueError("--queue and --pool go together: name the Redis and at least one pool")
     if not options.port:
@@ -118,7 +119,7 @@ async def _serve_queue(options: "EngineOptions", redis_url: str | None, pools: l
     try:
         await serve(options)
     finally:
-        # Redis's client may take a cancellation for a time-out of its own and go on.
+        # Redis's client may mistake a cancellation for a time-out and go on.
         while not processor.done():
             processor.cancel()
             await asyncio.wait({processor}, timeout=1.0)
