@@ -1,1 +1,2 @@
-"""Commands of those who run a server for others: keys, deployments, models, limits, usage, audit."""
+"""Commands of operators, who run a server for others: keys, deployments, models,
+limits, usage, audit."""

@@ -1,4 +1,5 @@
-"""`tidegate audit`: check that no entry of the audit was altered or removed, and export them."""
+"""`tidegate audit`: checks that no entry of the audit was altered or removed, and
+exports the entries."""
 
 import re
 from collections.abc import AsyncIterator

@@ -1,4 +1,5 @@
-"""`tidegate deployments` and `tidegate resources`: what serves which model, and changing it while everything runs."""
+"""`tidegate deployments` and `tidegate resources`: show what serves which model, and change it
+while everything runs."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -36,7 +37,7 @@ Revision = Annotated[
     int | None,
     typer.Option("--revision", metavar="N", help="Only if it is still as `list` showed it.", show_default="as it is"),
 ]
-# An operator reads "closed" as "out of order": a breaker's own words mean the opposite.
+# An operator would read the breaker's "closed" as "out of order", but it means the opposite.
 STATES = {"closed": "healthy", "open": "circuit open", "paused": "key rejected"}
 
 Force = Annotated[bool, typer.Option("--force", help="Also while a batch or a resource still needs it.")]
@@ -289,7 +290,7 @@ def remove_resource(
 
 
 def fields_of(values: list[str] | None) -> dict[str, Any]:
-    """What `--set` says, each value as YAML."""
+    """Return the fields that `--set` gives, each value read as YAML."""
     fields: dict[str, Any] = {}
     for text in values or ():
         key, equals, value = text.partition("=")
@@ -300,12 +301,13 @@ def fields_of(values: list[str] | None) -> dict[str, Any]:
 
 
 def listed(settings: Settings, kind: str) -> "list[RoutingShown]":
-    """What there is of one kind, those of the settings first."""
+    """Return the entries of one kind, those of the settings first."""
     return [one for one in uvloop.run(shown(settings)) if one.kind == kind]
 
 
 async def shown(settings: Settings) -> "list[RoutingShown]":
-    """All that there is, as the server on this machine knows it, or as the store does where none runs."""
+    """Return the entries of all kinds, from the server elsewhere or on this machine, or from the
+    store if none runs."""
     from tidegate.web.admin.deployments import RoutingEditor, RoutingList
 
     if (server := server_client.remote(settings) or server_client.running_server(settings)) is not None:
@@ -316,14 +318,14 @@ async def shown(settings: Settings) -> "list[RoutingShown]":
 
 
 def wish(name: str, fields: dict[str, Any], revision: int | None = None, *, force: bool = False) -> "RoutingWish":
-    """Return what is to be done to the entry of this name."""
+    """Return the requested change of the entry of this name."""
     from tidegate.web.admin.deployments import RoutingWish
 
     return RoutingWish(name, fields, revision, force)
 
 
 def do(settings: Settings, kind: str, verb: str, wish: "RoutingWish", *, as_json: bool) -> None:
-    """Have one thing done, by the running server or in the store itself, and print what came of it."""
+    """Make one change, through the server or in the store itself, and print the result."""
     _show_done(uvloop.run(_ask(settings, kind, verb, wish)), as_json=as_json)
 
 
@@ -348,7 +350,7 @@ async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") ->
     if (server := server_client.asked(settings)) is not None:
         return await server.post(f"/admin/v1/{kind}s/{verb}", RoutingDone, wish)
     async with storage.opened(settings) as parts:
-        # The processes that will call it look up its key: this one need not have it.
+        # Only the processes that will call the deployment need its key.
         editor = RoutingEditor(parts.store, lambda: settings, looks_up=False)
         done = await editor.do(AuditTrail(parts.store, parts.entropy, COMMAND), verb, kind, wish)
         parts.wakes.inputs.notify()
@@ -368,7 +370,7 @@ async def _set_state(settings: Settings, verb: str, name: str) -> "RoutingDone":
 
 
 def tell_troubles(shown: "list[RoutingShown]") -> None:
-    """Warn of what cannot be used, with why."""
+    """Warn of entries that cannot be used, with the reason."""
     for one in shown:
         if one.why:
             terminal.warn(f"{one.kind} {one.name} is not used: {one.why}")

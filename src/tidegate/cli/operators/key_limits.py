@@ -1,4 +1,4 @@
-"""A key's limits as commands take and show them: `minute:requests=10,tokens=500`."""
+"""Reads and writes a key's limits as text: `minute:requests=10,tokens=500`."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def limit_text(limit: Limit) -> str:
-    """Return a limit in the form in which it is given."""
+    """Return a limit as text, in the form that `read_limits` reads."""
     sides: list[tuple[str, object]] = [
         ("requests", limit.requests),
         ("tokens", limit.tokens),
@@ -23,7 +23,8 @@ def limit_text(limit: Limit) -> str:
 
 
 def read_limits(texts: list[str]) -> "list[KeyLimitAsk]":
-    """Read limits as a command takes them: `minute:requests=10,tokens=500`, `month:cost=20.50`, `day:batches=100,bytes=1000000`."""
+    """Read limits such as `minute:requests=10,tokens=500`, `month:cost=20.50` and
+    `day:batches=100,bytes=1000000`."""
     from tidegate.web.requests.limit_requests import job_limits
 
     found = []

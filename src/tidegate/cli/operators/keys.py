@@ -1,4 +1,7 @@
-"""`tidegate keys`: make, list, change, rotate, revoke and delete API keys. A key is shown once; only a keyed hash of it is kept."""
+"""`tidegate keys`: makes, lists, changes, rotates, revokes and deletes API keys.
+
+A key is shown once; only a keyed hash of it is kept.
+"""
 
 import secrets
 import time
@@ -351,13 +354,14 @@ def delete(
 
 
 def _warn_of_unserved_names(settings: Settings, models: list[str], resources: list[str]) -> None:
-    """Warn of models and resources that a key allows and nothing serves: often a name is misspelt, and it may also be added later."""
+    """Warn of models and resources that a key allows but nothing serves: a name may be
+    misspelt, or be added later."""
     if not models and not resources:
         return
     known = uvloop.run(shown(settings))
     deployments = [one for one in known if one.kind == "deployment"]
     if any(not one.model for one in deployments):
-        # One gateway serves every name.
+        # A deployment without models of its own serves every name.
         return
     served = {one.model for one in deployments}
     for name in models:
@@ -457,7 +461,8 @@ def _shown(row: dict[str, Any], now_ms: int) -> dict[str, object]:
 
 
 def _shown_elsewhere(key: "KeyShown", now_s: float | None = None) -> dict[str, object]:
-    """Return a key as commands show it, by the clock of the store or, of a server elsewhere, by that of this machine."""
+    """Return a key as commands show it. Without `now_s` the clock of this machine
+    decides whether it has expired."""
     is_over = key.expires_at is not None and key.expires_at <= (time.time() if now_s is None else now_s)
     return {
         "id": key.id,

@@ -1,4 +1,4 @@
-"""`tidegate limits`: what the limits of a caller have left now."""
+"""`tidegate limits`: shows how much the limits of a caller have left."""
 
 from typing import Any
 

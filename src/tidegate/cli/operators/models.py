@@ -1,4 +1,5 @@
-"""`tidegate models`: what holds for a model as a whole, over all of its deployments, and changing it while everything runs."""
+"""`tidegate models`: shows and changes the settings of a whole model, over all its deployments,
+while everything runs."""
 
 from typing import Annotated
 

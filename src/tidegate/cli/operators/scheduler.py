@@ -1,4 +1,5 @@
-"""`tidegate scheduler`: which mode chooses what runs next, and switching it while everything runs."""
+"""`tidegate scheduler`: shows the mode that chooses what runs next, and switches it
+while everything runs."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`tidegate top`: what runs, waits and is stuck, on one screen that is drawn again every few seconds."""
+"""`tidegate top`: shows what runs, waits and is stuck, on one screen that is redrawn every 2 s."""
 
 from typing import Annotated, Any
 
@@ -67,7 +67,7 @@ async def _follow(asked: server_client.AskedServer, console: Console) -> None:
 
 
 def picture(overview: dict[str, Any]) -> RenderableType:
-    """Return the overview as it is drawn; nothing in it can upset a terminal."""
+    """Return the overview as it is drawn, without characters that control a terminal."""
     alive = overview["workers_alive"]
     head = Text(f"{in_words(alive, 'worker')} alive", style="bold" if alive else "bold red")
     if not alive:

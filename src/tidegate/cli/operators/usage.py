@@ -1,4 +1,5 @@
-"""`tidegate usage`: who used what, and what it cost, as a table, JSON Lines or CSV. Sums are exact however they are taken."""
+"""`tidegate usage`: shows usage and cost as a table, JSON Lines or CSV. Sums are exact, however
+they are grouped."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from tidegate.settings import Settings
 
 _EPOCH = date(1970, 1, 1)
 DAYS_SHOWN = 31
-# What a table shows of each group, as far as the terminal is wide enough; JSON and CSV have more.
+# The sums in a table, as far as the terminal is wide enough; JSON and CSV have more.
 COUNTED = ("cost", "calls", "input_tokens", "output_tokens", "cached_tokens")
 
 
@@ -87,7 +88,7 @@ def usage(
 
 
 async def _show(chunks: AsyncIterator[bytes], by: list[str]) -> int:
-    """Print what JSON Lines say as a table, and return how many there were."""
+    """Print JSON Lines as a table, and return the number of rows."""
     rows = [msgspec.json.decode(line) for line in b"".join([chunk async for chunk in chunks]).splitlines()]
     if rows:
         names = [*by, *COUNTED]

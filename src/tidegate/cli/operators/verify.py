@@ -1,4 +1,4 @@
-"""`tidegate verify`: the judge's verdict on one batch."""
+"""`tidegate verify`: prints the judge's verdict on one batch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

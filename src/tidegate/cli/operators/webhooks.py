@@ -1,4 +1,5 @@
-"""`tidegate webhooks`: look at webhook endpoints and at deliveries that failed, test an endpoint, send deliveries again."""
+"""`tidegate webhooks`: lists webhook endpoints and failed deliveries, tests an endpoint, and sends
+deliveries again."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -246,7 +247,7 @@ async def _test(settings: Settings, org: str | None, endpoint_id: str, event: st
 
 
 async def _replay(settings: Settings, org: str | None, named: list[str]) -> list[str]:
-    """Replay these deliveries, or every one that failed; return their ids."""
+    """Replay these deliveries, or all that failed; return their ids."""
     from tidegate import storage
 
     names = named or [str(one["delivery"]) for one in await _failed(settings, org)]

@@ -1,4 +1,4 @@
-"""`tidegate workers`: the processes that run batches, or did, as a server knows them."""
+"""`tidegate workers`: lists the processes that run batches, or did, as a server knows them."""
 
 import time
 from typing import Annotated, Any
