@@ -1,1 +1,1 @@
-"""`tidegate run`: a file or a table in, results out, without a server."""
+"""`tidegate run`: turns a file or a table into results, without a server."""

@@ -1,4 +1,5 @@
-"""What a result line adds to its row: the answer, why there is none, and what it cost."""
+"""The columns that a result line adds to its row: the answer, or why there is none, and
+the tokens."""
 
 from collections.abc import Collection
 from typing import Any
@@ -16,7 +17,8 @@ _PREFIX = "tidegate_"
 
 
 class AnswerColumns:
-    """The result columns of one table. Where the table has one of their names already, all of them begin with `tidegate_`."""
+    """The result columns of one table. If the table already has one of their names, all of them
+    begin with `tidegate_`."""
 
     def __init__(self, endpoint: str, taken: Collection[str]) -> None:
         kinds = _VECTOR if endpoint == EMBEDDINGS else _TEXT
@@ -28,7 +30,7 @@ class AnswerColumns:
         self._names = {name: prefix + name for name in kinds}
 
     def add(self, row: Row, line: bytes) -> Row:
-        """The row with the result that this line holds."""
+        """Return the row with the result of this line."""
         result = msgspec.json.decode(line)
         found = _read(result)
         return {**row, **{column: found.get(name) for name, column in self._names.items()}}
@@ -50,13 +52,14 @@ def _read(result: dict[str, Any]) -> dict[str, Any]:
 def _error_text(error: Any) -> str:
     if not isinstance(error, dict):
         return str(error)
-    # The row itself says where it stands.
+    # The place in the input is left out: the error stands in its row.
     code, message = error.get("code") or error.get("type"), split_place(error.get("message") or "")[0]
     return f"{code}: {message}" if code else message
 
 
 def _answer(body: dict[str, Any]) -> dict[str, Any]:
-    """The text or vector of an answer in any of the shapes that endpoints give; another shape is kept as JSON."""
+    """Return the text or vector of an answer, from any of the endpoints' shapes;
+    another shape is kept as JSON."""
     if choices := body.get("choices"):
         return _choice(choices[0])
     if (data := body.get("data")) and isinstance(data[0], dict) and "embedding" in data[0]:

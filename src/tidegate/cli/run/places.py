@@ -1,7 +1,9 @@
-"""Names of inputs and outputs beyond one local file: `s3://bucket/key`, `az://container/key` and patterns such as `data/*.jsonl`.
+"""Inputs and outputs that are not one local file: `s3://bucket/key`, `az://container/key` and
+patterns such as `data/*.jsonl`.
 
-An object is copied to this disk before it is read, and to its bucket after it is written, so that everything between deals with
-local files. Address and keys are those of `blobs.*`, or the machine's own (AWS_* and AZURE_* variables, roles).
+An object is copied to this disk before it is read, and to its bucket after it is written, so that
+all other code deals with local files. Address and keys are those of `blobs.*`, or the machine's own
+(AWS_* and AZURE_* variables, roles).
 """
 
 import asyncio
@@ -36,19 +38,21 @@ def is_remote(name: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether this name may mean several files; a file that is really called so is meant itself."""
+    """Return whether this name may mean several files. The name of an existing file
+    means that file."""
     return any(sign in name for sign in _PATTERN) and (is_remote(name) or not Path(name).exists())
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """A file of an input on this disk, and where its author knows it to be."""
+    """A file of an input on this disk, and its name as its author knows it."""
 
     path: Path
     place: str
 
 
 async def bring(name: str, settings: Settings, scratch: Path) -> list[SourceFile]:
-    """The files that a name means, in the order of their names, on this disk."""
+    """Return the files that a name means, copied to this disk if they are objects, in
+    the order of their names."""
     try:
         return await _bring_objects(name, settings, scratch) if is_remote(name) else _local_files(name)
     except BlobMissing:
@@ -78,7 +82,7 @@ async def _bring_objects(name: str, settings: Settings, scratch: Path) -> list[S
         raise SettingsError(f"No object matches {name}; check the bucket and the pattern.")
     files = []
     for number, one in enumerate(keys):
-        # Its own directory lets it keep its name, by which messages call it.
+        # In a directory of its own it keeps its name, which messages use.
         path = scratch / f"{number:06}" / (Path(one).name or "object")
         path.parent.mkdir()
         held = await objects.head(one)
@@ -92,7 +96,8 @@ async def _bring_objects(name: str, settings: Settings, scratch: Path) -> list[S
 
 
 def check_apart(output: str | None, source: str) -> None:
-    """Refuse results that the same pattern would read as input the next time."""
+    """Refuse a place for results that matches the pattern of the input, because the
+    next run would read it."""
     if output is None or not is_pattern(source) or is_remote(source) != is_remote(output):
         return
     directory, name = os.path.split(source)
@@ -121,7 +126,8 @@ async def _matching(objects: "Bucket", pattern: str) -> list[str]:
 
 
 async def send(path: Path, name: str, settings: Settings, job_ids: Sequence[str] = ()) -> None:
-    """Copy a finished file to its object, whole or not at all. What lies there and is no result of these batches is kept beside it."""
+    """Copy a finished file to its object, whole or not at all. Other content there, not of these
+    batches, is kept beside it."""
     objects, key = _objects(name, settings)
     try:
         if await _set_aside(objects, key, path, job_ids, name):
@@ -133,7 +139,10 @@ async def send(path: Path, name: str, settings: Settings, job_ids: Sequence[str]
 
 
 async def _set_aside(objects: "Bucket", key: str, path: Path, job_ids: Sequence[str], name: str) -> bool:
-    """Copy an object that holds anything but results of these batches to another key, and say so. False when it holds this file already."""
+    """Copy an object that holds anything but results of these batches to another key,
+    and print that.
+
+    Return False if the object already equals this file."""
     held = await objects.head(key)
     if held is None or not held.size_bytes:
         return True
@@ -149,7 +158,7 @@ async def _set_aside(objects: "Bucket", key: str, path: Path, job_ids: Sequence[
 
 
 async def _is_same(objects: "Bucket", key: str, size_bytes: int, path: Path) -> bool:
-    """Whether an object of this size holds the same bytes as a file."""
+    """Return whether an object of this size has the same bytes as a file."""
     with path.open("rb") as stream:
         async for chunk in objects.chunks(key, 0, size_bytes):
             if chunk != await asyncio.to_thread(stream.read, len(chunk)):
@@ -158,7 +167,7 @@ async def _is_same(objects: "Bucket", key: str, size_bytes: int, path: Path) -> 
 
 
 async def send_both(targets: Targets, name: str, settings: Settings, job_ids: Sequence[str]) -> Targets:
-    """Copy answers and failed lines of these batches to their bucket, and say where they lie now."""
+    """Copy answers and failed lines of these batches to their bucket, and return their places."""
     shown = replace(targets, remote=name)
     for path, address in ((targets.results, shown.results_name), (targets.errors, shown.errors_name)):
         if path is not None and address is not None and path.exists():
@@ -167,7 +176,8 @@ async def send_both(targets: Targets, name: str, settings: Settings, job_ids: Se
 
 
 def joined(files: Sequence[SourceFile], path: Path) -> InputPlaces:
-    """Write all these files' lines to one file, and return where they come from: by their names, where these tell them apart."""
+    """Write the lines of all these files to one file. Return where each file begins, with its name,
+    or its full place if names repeat."""
     starts, lines = [], 0
     with path.open("wb") as stream:
         for one in files:
@@ -199,7 +209,7 @@ def _objects(name: str, settings: Settings) -> tuple["Bucket", str]:
     check_address(name)
     scheme, _, place = name.partition("://")
     bucket, _, key = place.partition("/")
-    # Only the folder before the first sign of a pattern is looked through.
+    # Only the folder before the first sign of a pattern is listed.
     beginning = re.split(r"[*?\[]", key, maxsplit=1)[0] if is_pattern(name) else ""
     folder = beginning[: beginning.rfind("/") + 1]
     return open_bucket(settings, scheme, bucket, folder), key.removeprefix(folder)

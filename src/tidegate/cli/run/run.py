@@ -1,6 +1,8 @@
-"""`tidegate run`: one file in, results out, no server. Whatever stops it, the same command goes on where it was.
+"""`tidegate run`: turns one file into results without a server. After any interruption
+the same command goes on.
 
-Only the options stand here: what the command does is loaded when it runs, so help and completion are quick.
+This module has only the options. The work is loaded when the command runs, so that help and
+completion are quick.
 """
 
 import typer

@@ -1,7 +1,10 @@
-"""What an earlier `tidegate run` of the same file left, and how the same command goes on from it: only lines without an answer run.
+"""Continues an earlier `tidegate run` of the same file: only lines without an answer run.
 
-Lines that were lost to us or to an unreachable server run again by themselves. Lines that were refused run again only when that is
-asked for. Each time is a retry of an earlier batch, so the results of a run are those of all its batches together.
+- Lines that were lost, by us or because the server did not answer, run again automatically.
+- Lines that were refused run again only if the command asks for it.
+
+Each time is a retry of an earlier batch, so the results of a run are those of all its
+batches together.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -23,10 +26,10 @@ if TYPE_CHECKING:
     from tidegate.storage import Parts
 
 NO_ANSWER = RetryChoice(("failed", "expired", "cancelled"))
-# When each of so many first answers is a failure, the rest would only cost time and money.
+# If the first 20 results are all failures, the rest would only cost time and money.
 ALL_FAILED = MaxErrors(share_ppm=EVERYTHING, after=20)
 GAVE_UP = (JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED, JobState.CANCELLING)
-# Failures that say nothing about the line: the same request may well succeed the next time.
+# Failures that are not the line's fault: the same request may succeed the next time.
 _LOST = frozenset(code for code, _ in NEVER_RAN.values()) | {
     "internal_error",
     "upstream_ambiguous",
@@ -35,18 +38,19 @@ _LOST = frozenset(code for code, _ in NEVER_RAN.values()) | {
     "worker_lost",
 }
 _SERVER_FAILED = 500
-# The outcome and the code that a retry chooses lines by.
+# The outcome and the code by which a retry chooses lines.
 Kind = tuple[str, str]
 
 
 class UnansweredLines(msgspec.Struct, frozen=True):
-    """The lines of one ended batch that have no answer and that no later batch ran again, by their kind; True for kinds that were lost."""
+    """The kinds of lines of one ended batch that have no answer and that no later batch ran again;
+    True for kinds that were lost."""
 
     job: Job
     kinds: dict[Kind, bool]
 
     def choice(self, *, only_lost: bool) -> RetryChoice | None:
-        """Which of these lines to run again; None when there are none."""
+        """Return which of these lines to run again; None if there are none."""
         wanted = sorted(kind for kind, is_lost in self.kinds.items() if is_lost or not only_lost)
         if not wanted:
             return None
@@ -56,7 +60,7 @@ class UnansweredLines(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """The batches of one run, oldest first, and what they left without an answer."""
+    """The batches of one run, oldest first, and their lines without an answer."""
 
     jobs: tuple[Job, ...]
     rests: tuple[UnansweredLines, ...]
@@ -80,7 +84,8 @@ class History(msgspec.Struct, frozen=True):
                     yield line + b"\n"
 
     async def settled_ids(self, parts: "Parts", again: Sequence[tuple[Job, RetryChoice]]) -> set[str]:
-        """Return the custom_ids of lines that do not run again: those with an answer, and those that failed and were not chosen."""
+        """Return the custom_ids of lines that do not run again: they have an answer, or
+        failed and were not chosen."""
         found: set[str] = set()
         left = {rest.job.id: rest.kinds for rest in self.rests}
         chosen = {job.id: choice for job, choice in again}
@@ -98,7 +103,7 @@ class History(msgspec.Struct, frozen=True):
 
 
 async def history_from(first_id: str, parts: "Parts") -> History:
-    """Read what became of a run, from the first of its batches on."""
+    """Read the history of a run, from its first batch on."""
     jobs, rests, to_read = [], [], [first_id]
     while to_read:
         job = await parts.store.get_job(parts.tenant_id, to_read.pop())
@@ -114,7 +119,7 @@ async def history_from(first_id: str, parts: "Parts") -> History:
             if made is None or made.retry_choice is None or ran_nothing(made):
                 continue
             ran = {kind for kind in kinds if _is_chosen(kind, made.retry_choice)}
-            # A line counts once: of several batches that ran it again, made by hand, the latest counts.
+            # Several batches made by hand may have run a line again: only the latest counts.
             if ran and ran <= left.keys():
                 left = {kind: is_lost for kind, is_lost in left.items() if kind not in ran}
                 to_read.append(made.id)
@@ -133,7 +138,7 @@ async def _kinds(job: Job, parts: "Parts") -> dict[Kind, bool]:
 
 
 def _lines(job: Job, parts: "Parts") -> AsyncIterator[bytes]:
-    """The failed lines of a batch."""
+    """Yield the failed lines of a batch."""
     return _split(results.content(parts, job.error_file_id, job.error_bytes))
 
 
@@ -146,7 +151,8 @@ async def _split(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _kind(line: OutcomeLine) -> Kind | None:
-    """The kind of a failed line; None for one that no retry can name, because it has no custom_id of its own."""
+    """Return the kind of a failed line; None if no retry can name the line, because it has no
+    custom_id of its own."""
     code = line.failure_code()
     if line.custom_id is None or code == "duplicate_custom_id":
         return None
@@ -169,7 +175,7 @@ def ran_nothing(job: Job) -> bool:
 
 
 def is_closing(job: Job) -> bool:
-    """Whether a batch ends, or is about to end, before its work is done."""
+    """Return whether a batch ends, or is about to end, before its work is done."""
     return (job.closing or job.state) in GAVE_UP
 
 
@@ -178,8 +184,8 @@ def retries(
 ) -> list[tuple[Job, RetryChoice]]:
     """Return which lines of which batches run again now.
 
-    Lost lines always do, unless a bound of this command stopped the run. Without that bound, or with a larger one, everything does that
-    it kept from running.
+    Lost lines always do, unless a bound of this command stopped the run. Without that bound, or
+    with a larger one, all lines without an answer of the last batch do.
     """
     last = history.last
     is_stopped = history.is_ended and last.stopped_by is not None
@@ -193,7 +199,8 @@ def retries(
 
 
 def _is_lifted(job: Job, run_options: input_file.RunOptions, spent_nano: int) -> bool:
-    """Whether this command leaves out the bound that stopped a batch, or gives a larger one."""
+    """Return whether this command leaves out the bound that stopped a batch, or gives a
+    larger one."""
     asked, had = run_options.controls, job.controls.max_errors
     if job.stopped_by == "canary":
         return run_options.canary is None
@@ -206,14 +213,16 @@ def _is_lifted(job: Job, run_options: input_file.RunOptions, spent_nano: int) ->
 
 
 def controls(chain: Sequence[Job], asked: JobControls, *, retry_failed: bool) -> JobControls:
-    """The bounds of what runs now: a cost that was raised is that of all batches, one for failed lines is theirs alone."""
+    """Return the bounds of the batch that runs now. `max_cost` bounds all batches of the run
+    together, but with `retry_failed` only the new one."""
     if asked.max_cost_nano is None or retry_failed:
         return asked
     return replace(asked, max_cost_nano=max(1, asked.max_cost_nano - whole(chain).cost_nano))
 
 
 def whole(chain: Sequence[Job]) -> Job:
-    """The last batch as if it had run every line: with the answers, tokens and cost of all."""
+    """Return the last batch as if it had run every line, with the answers, tokens and
+    cost of all."""
     if len(chain) == 1:
         return chain[0]
     return replace(
@@ -224,13 +233,13 @@ def whole(chain: Sequence[Job]) -> Job:
         cost_nano=sum(job.cost_nano for job in chain),
         output_bytes=sum(job.output_bytes for job in chain),
         error_bytes=sum(job.error_bytes for job in chain),
-        # The answers of one batch stand behind those of another.
+        # The answers of one batch come after those of another.
         ordered=False,
     )
 
 
 def found_ended(chain: Sequence[Job]) -> str:
-    """Say what became of a run that is not gone on with."""
+    """Return a sentence about a run that ended before and is not continued."""
     last, left_count = chain[-1], whole(chain).item_count - whole(chain).answered_count
     left = in_words(left_count, "line")
     if last.stopped_by is None:

@@ -1,6 +1,8 @@
-"""Earlier runs of a file that was edited since: their open batches end, and lines that they answered are not run again.
+"""Deals with earlier runs of a file that was edited since: ends their open batches, and finds the
+answers that can be kept.
 
-Runs of one series read the same file, edited or not, and write the same results. The batches of a series have its name in their metadata.
+Runs of one series read the same file, edited or not, and write the same results. The batches of a
+series have its name in their metadata.
 """
 
 from contextlib import suppress
@@ -15,17 +17,18 @@ if TYPE_CHECKING:
     from tidegate.storage import Parts
 
 SERIES = "series"
-# So many batches of a series are looked at, newest first.
+# The most batches of a series that are read, newest first.
 EARLIER_MAX = 50
 
 
 async def end_outdated(parts: "Parts", series: str, sha256: str | None) -> list[Job]:
-    """Cancel the open batches of other versions of the file than this one, and return them; without a version, all of them.
+    """Cancel the open batches of other versions of the file than this one, and return them; without
+    a version, all of them.
 
-    What they were to send is not wanted any more, and their answers are kept."""
+    Nothing more of them should be sent; their answers are kept."""
     cancelled = await find_outdated(parts, series, sha256)
     for job in cancelled:
-        # One that closes for another reason ends as well.
+        # A batch that already closes for another reason ends as well.
         with suppress(ApiProblem):
             await parts.store.cancel_job(parts.tenant_id, job.id)
     if cancelled:
@@ -46,7 +49,8 @@ async def find_outdated(parts: "Parts", series: str, sha256: str | None) -> list
 
 
 async def find_answered(parts: "Parts", series: str) -> Job | None:
-    """Return the batch of the last version of the file that has answers; of its retries the one with the most."""
+    """Return the batch of the last version of the file that has answers; among its
+    retries, the one with the most."""
     ended = [job for job in await _batches(parts, series) if job.state in JOB_ENDED]
     by_id = {job.id: job for job in ended}
 

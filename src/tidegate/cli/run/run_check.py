@@ -1,4 +1,5 @@
-"""What `tidegate run` asks the model server before the first call: most mistakes show there, before anything is paid for."""
+"""Checks that `tidegate run` makes at the model server before the first call: most mistakes show
+there, before anything is paid."""
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -15,16 +16,18 @@ if TYPE_CHECKING:
     from tidegate.upstream.routing.probe import Probe
 
 SHOWN_MAX = 8
-# More names than these that a server does not list, and every line is read to see which are models.
+# If a server does not list more names than this, every line is read to see which of
+# them are models.
 UNLISTED_MAX = 8
 _ANYWAY = "--no-check sends the requests all the same."
 
 
 async def check_upstream(settings: Settings, router: "Router", source: input_file.Input, asked: RunOptions) -> None:
-    """Refuse a model that is not served, and a model server that is not there, is none or refuses our key."""
+    """Refuse a model that is not served, and a server that does not answer, is no model
+    server, or refuses our key."""
     from tidegate import service
 
-    # What the configuration alone tells needs no server to be there.
+    # The configuration alone may be enough, without a server.
     await AskedModels(settings, router).check(source, asked)
     probes = await service.probe_upstreams(settings)
     queues = [state for _, state in await service.queue_states(deployments(settings))]
@@ -54,7 +57,7 @@ def _sentence(words: str) -> str:
 
 
 def _named_by(settings: Settings) -> str:
-    """Where the address of a model server stands, as its author knows it."""
+    """Return where the user wrote the address of a model server."""
     return "its url under models" if settings.models else "--upstream"
 
 
@@ -63,7 +66,7 @@ def _not_a_model_server(settings: Settings, urls: str, probe: "Probe") -> str:
 
 
 def _hint(settings: Settings, urls: str, probe: "Probe") -> str:
-    """What the author of the address can do about such an answer."""
+    """Return what the user can do about such an answer."""
     named_by = _named_by(settings)
     if 300 <= probe.status <= 399:
         where = f"It leads to {probe.leads_to}" if probe.leads_to else "It leads nowhere"
@@ -77,7 +80,8 @@ def _hint(settings: Settings, urls: str, probe: "Probe") -> str:
 
 
 class AskedModels:
-    """Whether the model servers of a run serve the models that its lines ask for, as far as their answers and the configuration tell."""
+    """The check that the model servers of a run serve the models of its lines, as far as their
+    answers and the configuration show."""
 
     def __init__(self, settings: Settings, router: "Router", probes: Sequence["Probe"] = ()) -> None:
         self._settings = settings
@@ -85,7 +89,8 @@ class AskedModels:
         self._probes = {probe.deployment: probe for probe in probes}
 
     async def check(self, source: input_file.Input, asked: RunOptions) -> None:
-        """Refuse the first model of the lines, the one for all of them, or the stronger one, that is not served."""
+        """Refuse a model that is not served: the stronger one of `answers.escalate_to`, the one for
+        all lines, or the lines' own."""
         model, stronger = asked.model, asked.answers.escalate_to if asked.answers is not None else None
         if stronger is not None and (fault := await self._fault(stronger)):
             who, rest = fault
@@ -101,12 +106,16 @@ class AskedModels:
                 raise SettingsError(f"{who} the model {name!r}, which {place}; {rest}; {_ANYWAY}")
 
     async def _serves_all(self, names: Sequence[str]) -> bool:
-        """Whether every one of these is served; where many look as if they were not, the lines are read instead."""
+        """Return whether all these models are served; False if many names look unserved, so that
+        the lines are read instead."""
         doubtful = [name for name in names if self._denied_by(name) != ()]
         return len(doubtful) <= UNLISTED_MAX and not any([await self._fault(name) for name in doubtful])
 
     def _denied_by(self, name: str) -> Sequence[Deployment] | None:
-        """The deployments of a name, where none of them lists it; none where one does or its answer leaves it open. None: there is none."""
+        """Return the deployments of a name if none of them lists it, and nothing if one
+        lists it or may serve it.
+
+        None means that there is no deployment of the name."""
         if not self._router.knows(name):
             return None
         own = [one for one in deployments(self._settings) if name in one.models]
@@ -117,15 +126,18 @@ class AskedModels:
         return () if is_open else own
 
     def _denies(self, one: Deployment, name: str) -> bool:
-        """Whether a server lists its models, all of them, and this is none of them. One that was configured for a model by name may know it
-        by a name that it does not list, as Azure does, where its engine is OpenAI's."""
+        """Return whether a server lists all its models without this one.
+
+        An OpenAI engine that was configured for models by name is not judged: it may know names
+        that it does not list, as Azure does."""
         probe = self._probes.get(one.name)
         if probe is None or not probe.models or not probe.is_whole or (one.models and one.engine is EngineKind.OPENAI):
             return False
         return (one.upstream_model or name) not in probe.models
 
     async def _fault(self, name: str) -> tuple[str, str] | None:
-        """Why a model cannot be run, in words that go around its name; None when it can."""
+        """Return why a model cannot be run, as the words before and after its name;
+        None if it can."""
         from tidegate import service
 
         denying = self._denied_by(name)

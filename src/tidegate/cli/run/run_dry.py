@@ -1,4 +1,4 @@
-"""`tidegate run --dry-run`: what a run would take, without sending anything and without keeping anything."""
+"""`tidegate run --dry-run`: prints what a run would take, without sending or keeping anything."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PartEstimate(msgspec.Struct, frozen=True):
-    """What the run of one input would take, and what the same run left before."""
+    """The estimate for the run of one input, and the history of the same run."""
 
     name: str
     unit: str
@@ -46,7 +46,8 @@ class PartEstimate(msgspec.Struct, frozen=True):
 
 
 def report(errands: Iterable[run_job.Errand], *, as_json: bool, name: str = "") -> int:
-    """Read each input through, print what a run of it would take, and return the exit code. A large table, of this name, has several."""
+    """Read each input, print what its run would take, and return the exit code. A large table,
+    called `name`, has several inputs."""
     parts = []
     for errand in errands:
         part = PartEstimate(errand.source.name, errand.source.places.unit, *uvloop.run(_estimate(errand)))
@@ -69,7 +70,7 @@ def report(errands: Iterable[run_job.Errand], *, as_json: bool, name: str = "") 
 
 
 def _for_scripts(parts: Sequence[PartEstimate], name: str) -> dict[str, object]:
-    """One input as it is; several with their sums, and each by itself."""
+    """Return the facts of one input, or the sums of several with the facts of each."""
     if len(parts) == 1:
         return parts[0].for_scripts()
     from tidegate.web.jobs import validation
@@ -81,7 +82,8 @@ def _for_scripts(parts: Sequence[PartEstimate], name: str) -> dict[str, object]:
 
 
 def _total(parts: Sequence[PartEstimate], name: str) -> str:
-    """What all parts take together, without the errors of their lines: each part lists its own."""
+    """Return what all parts take together, without the errors of their lines, because
+    each part lists its own."""
     from tidegate.web.jobs import validation
 
     total = validation.together([part.estimate for part in parts])
@@ -99,8 +101,10 @@ def _total(parts: Sequence[PartEstimate], name: str) -> str:
 
 
 async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.History | None]":
-    """What the run would take, and what the same run left before. Only lines count that would run: of a file that ran before, those without
-    an answer; of one that was edited since, those that changed."""
+    """Return what the run would take, and the history of the same run.
+
+    Only lines that would run count: those without an answer if the file ran before, or those that
+    changed if it was edited since."""
     from tidegate import service
 
     async with service.estimating(errand.settings) as estimating:
@@ -131,7 +135,8 @@ async def _estimate(errand: run_job.Errand) -> "tuple[JobEstimate, run_again.His
 async def _rest(
     errand: run_job.Errand, history: run_again.History, parts: "Parts", scratch: Path
 ) -> input_file.Input | None:
-    """Write the lines that would still run, each at its place, with nothing in place of the others; None when all is done."""
+    """Write the lines that would still run, with empty lines for the others so that line numbers
+    stay. Return None if all is done."""
     again = run_again.retries(history, errand.run_options, retry_failed=False)
     if history.is_ended and not again:
         return None
@@ -147,7 +152,7 @@ async def _rest(
 
 
 def nothing_to_run() -> "JobEstimate":
-    """What a run takes all of whose lines are done."""
+    """Return the estimate of a run whose lines are all done."""
     from tidegate.web.jobs import validation
 
     cost, no_time = validation.CostShown("0", "0", "0"), validation.EtaSeconds(0, 0)

@@ -1,4 +1,5 @@
-"""Fields of the API that `tidegate run` takes with `--field`: parameters of requests, retries, and what follows a bad answer."""
+"""Reads the fields of the API that `tidegate run` takes with `--field`: request parameters,
+retries, and rules for answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from tidegate.web.requests.shape_requests import RetryAsk, checked_parameters, j
 
 
 class RunFields(msgspec.Struct, forbid_unknown_fields=True):
-    """What may be given; the rest of a batch's fields have options here, or mean nothing to a run."""
+    """The fields that may be given. A batch's other fields have options of their own,
+    or no meaning for a run."""
 
     defaults: dict[str, Any] | None = None
     overrides: dict[str, Any] | None = None
@@ -24,7 +26,7 @@ class RunFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def with_fields(run_options: RunOptions, pairs: Sequence[str]) -> RunOptions:
-    """Return the options with what `--field` adds to them, checked for their endpoint."""
+    """Return the options with the fields of `--field`, checked for their endpoint."""
     fields = batch_fields.read(pairs)
     terms = run_options.answers
     if terms is not None and "answers" in fields:
@@ -34,7 +36,7 @@ def with_fields(run_options: RunOptions, pairs: Sequence[str]) -> RunOptions:
     endpoint = "" if run_options.endpoint == MIXED else run_options.endpoint
     if asked.answers is not None:
         found = job_answers(asked.answers, run_options.endpoint)
-        # The schema keeps the bytes of its file: they are part of what makes this the same run.
+        # The schema keeps the bytes of its file, because they are part of the run's identity.
         terms = found if terms is None or found is None else replace(found, schema=terms.schema)
     return replace(
         run_options,

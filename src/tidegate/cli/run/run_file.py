@@ -1,4 +1,5 @@
-"""What `tidegate run` does with a file or a table: read it, run it, and put the results where they belong."""
+"""Runs the file or the table of one `tidegate run`: reads it, runs it, and puts the
+results where they belong."""
 
 import re
 from collections.abc import Sequence
@@ -23,13 +24,13 @@ from tidegate.settings.groups import Retry
 
 OPENAI_URL = "https://api.openai.com/"
 ERRORS_AFTER = 100
-# What one's own file may have: a table of millions of rows, or a line with images in it.
+# Limits for the user's own file: it may be a table of millions of rows, or have lines with images.
 OWN_LIMITS = {"items_max": 10_000_000, "line_bytes_max": 64 << 20, "file_bytes_max": 1 << 40}
 _MAX_ERRORS = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,4})?)(?P<percent>\s?%)?", re.ASCII)
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The command line of one run, as it was given."""
+    """The command line of one run."""
 
     file: str
     output: str | None
@@ -51,7 +52,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 def perform(order: Order, settings: Settings) -> int:
-    """Run what was asked for, and return the exit code."""
+    """Run the order, and return the exit code."""
     options.require_upstream(settings)
     settings = _for_ones_own_file(settings)
     _check_together(order)
@@ -93,7 +94,7 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
 
 
 def _finish_empty(order: Order, targets: input_file.Targets, settings: Settings) -> int:
-    """No requests are no results: nothing is sent, and the files are as after any other run."""
+    """Finish a run without requests: send nothing, and leave the files as after any other run."""
     if targets.results is not None:
         results.set_aside(targets.results)
         uvloop.run(results.save_nothing(targets.results))
@@ -110,7 +111,8 @@ def _finish_empty(order: Order, targets: input_file.Targets, settings: Settings)
 
 
 def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.Input:
-    """The input on this disk: a local file as it is, anything else copied or joined first."""
+    """Return the input on this disk: a local file itself, or else a copy or several
+    files joined."""
     bytes_max = settings.limits.file_bytes_max
     if not places.is_remote(order.file) and not places.is_pattern(order.file):
         is_passing = input_file.is_passing(order.file)
@@ -145,7 +147,7 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     request = template.read(Path(order.template or ""), order.run_options.endpoint or None)
     run_table.check_columns(table, request)
     logs.configure(settings, quiet=True)
-    # Rows and results are joined in one order, and one bad row must not keep the others from running.
+    # Rows and results are joined in one order, and one bad row must not stop the others.
     run_options = replace(
         _for_endpoint(order, request.endpoint), ordered=True, invalid_lines=asked.InvalidLines.ERROR_FILE.value
     )
@@ -170,7 +172,7 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
 
 
 def _table_output(order: Order) -> str:
-    """Where the rows and their answers go: beside the table when the caller names no place."""
+    """Return where the rows and their answers go: beside the table if the caller names no place."""
     is_here = not places.is_remote(order.file) and not places.is_pattern(order.file) and order.file != input_file.STREAM
     if order.output is None and is_here:
         path = Path(order.file)
@@ -184,19 +186,20 @@ def _table_output(order: Order) -> str:
 
 
 def _place(name: str) -> str:
-    """A name as it is the same from every directory."""
+    """Return a name that means the same from every directory."""
     return name if places.is_remote(name) else str(Path(name).absolute())
 
 
 def _scratch(settings: Settings) -> AbstractContextManager[Path]:
-    """A directory for what passes through this run."""
+    """Return a directory for files that only pass through this run."""
     from tidegate.storage import passing_files
 
     return passing_files(settings)
 
 
 def _local_output(order: Order, settings: Settings, passing: ExitStack) -> str | None:
-    """Where results are written on this disk; those for a bucket are copied there when they are whole."""
+    """Return where results are written on this disk; those for a bucket are copied
+    there when they are whole."""
     if not order.remote_output:
         return order.output
     places.check_address(order.remote_output)
@@ -225,7 +228,8 @@ def named_once(files: Sequence[str], named_file: str | None) -> str:
 
 
 def named_upstream(upstream: str | None, api_key: str | None) -> tuple[str | None, str | None]:
-    """Where the model server is and where its key: as OpenAI's SDK names both in the environment, when the options do not.
+    """Return the model server's address and its key; without options, from the environment
+    variables of OpenAI's SDK.
 
     The key goes only to the server that the environment names with it, or to OpenAI's own."""
     base_url, key = openai_names()
@@ -236,8 +240,11 @@ def named_upstream(upstream: str | None, api_key: str | None) -> tuple[str | Non
 
 
 def _for_ones_own_file(settings: Settings) -> Settings:
-    """Lift the limits of a public API, which are no concern of one's own file. And let a server that was restarted get at once what it
-    failed, unless the settings name another number of retries: behind one file there is no crowd that would ask again."""
+    """Raise the limits that protect a public API from callers, and the retry budget,
+    unless the settings name one.
+
+    A restarted server may get all failed calls again at once, because one file is no
+    crowd of callers."""
     raised = {name: max(getattr(settings.limits, name), most) for name, most in OWN_LIMITS.items()}
     retry = settings.retry
     if retry.budget_min == Retry().budget_min:
@@ -247,7 +254,7 @@ def _for_ones_own_file(settings: Settings) -> Settings:
 
 
 def answer_terms(schema: str | None) -> AnswerTerms | None:
-    """What `--schema` asks of answers: a schema in a file, or what each line asks for itself."""
+    """Return the terms of `--schema` for answers: the schema in a file, or each line's own."""
     if schema is None:
         return None
     if schema == batch_fields.OWN_SCHEMA:
@@ -266,17 +273,18 @@ def answer_terms(schema: str | None) -> AnswerTerms | None:
 
 
 def canary(items: int | None) -> Canary | None:
-    """The sample that `--canary` asks for, with the same share of failures as one that the API is asked for."""
+    """Return the sample that `--canary` asks for, with the same share of allowed
+    failures as in the API."""
     if items is None:
         return None
-    # It belongs to the API, which other runs do without.
+    # This module of the API is loaded only here, because other runs do not need it.
     from tidegate.web.requests.control_requests import CanaryAsk, job_canary
 
     return job_canary(CanaryAsk(items))
 
 
 def controls(max_cost: str | None, max_errors: str | None) -> JobControls:
-    """The bounds that `--max-cost` and `--max-errors` ask for."""
+    """Return the bounds that `--max-cost` and `--max-errors` ask for."""
     return JobControls(max_cost_nano=None if max_cost is None else _nano(max_cost), max_errors=_max_errors(max_errors))
 
 
@@ -291,7 +299,8 @@ def _nano(amount: str) -> int:
 
 
 def _max_errors(text: str | None) -> MaxErrors | None:
-    """`20` is a count, `5%` a share of the lines that are done once a hundred are."""
+    """Return the bound of failed lines: `20` is a count, `5%` a share of the done lines, once a
+    hundred are done."""
     if text is None:
         return None
     found = _MAX_ERRORS.fullmatch(text)
@@ -307,23 +316,24 @@ def _max_errors(text: str | None) -> MaxErrors | None:
 
 
 def checked_endpoint(endpoint: str | None) -> str:
-    """Return the path that `--endpoint` names, empty for each line's own."""
+    """Return the path that `--endpoint` names; empty for each line's own."""
     if endpoint is not None and not endpoint.startswith("/"):
         raise SettingsError(f"--endpoint {endpoint} is no path: write it like /v1/chat/completions.")
     return endpoint or ""
 
 
 def connections(in_flight: int | None) -> int | None:
-    """Who asks for more calls than the default ceiling has connections means the ceiling, too."""
+    """Return the most connections that `--concurrency` needs; None if the default of
+    the settings is enough."""
     return in_flight if in_flight is not None and in_flight > 500 else None
 
 
 def _for_endpoint(order: Order, endpoint: str) -> input_file.RunOptions:
-    """Return what was asked for, with the fields that can be checked only now."""
+    """Return the options with this endpoint, and with the fields that can be checked only now."""
     run_options = replace(order.run_options, endpoint=endpoint)
     if not order.fields:
         return run_options
-    # They belong to the API, which other runs do without.
+    # This module of the API is loaded only here, because other runs do not need it.
     from tidegate.cli.run import run_fields
 
     return run_fields.with_fields(run_options, order.fields)

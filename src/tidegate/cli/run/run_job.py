@@ -1,4 +1,5 @@
-"""One batch of a `tidegate run`: begun or found again, watched to its end, its results put where they belong."""
+"""Runs one input of a `tidegate run`: begins or finds its batch, watches it to its end, and puts
+the results where they belong."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -37,18 +38,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A short run is looked at more often, so that its end is not waited for.
+# A short run is looked at more often, so that its end shows at once.
 LOOK_EVERY_S_MIN, LOOK_EVERY_S = 0.01, 0.2
 LOOK_SHARE = 0.1
-# A run has no deadline of its own: a caller who comes back after a holiday finds the work where it was.
+# A run has practically no deadline: a caller who comes back after a holiday can go on.
 WINDOW_TEXT, WINDOW_MS = "365d", 365 * 86_400_000
 NAME_CHARS_MAX = 255
-# Results of a small run are in the order of its input without being asked for.
+# Results up to this size are always in the order of the input.
 KEPT_IN_ORDER_BYTES = 32 << 20
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """How a run begins: from the beginning, with the lines that failed, once its server is there, after a look at the server."""
+    """How a run begins: from the start, with failed lines again, waiting for its server, after a
+    check of the server."""
 
     fresh: bool
     retry_failed: bool
@@ -57,7 +59,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """Everything that one run was asked for. Runs of the same file, edited or not, are a series; an input without a name has none."""
+    """All that one run was asked for. Runs of the same file, edited or not, are one series; an
+    input without a name has none."""
 
     settings: Settings
     source: input_file.Input
@@ -75,7 +78,7 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
     async with service.working(errand.settings, names) as working:
         settle_memory()
         version = None if errand.begin.fresh else errand.source.sha256
-        # Before the worker begins, so that nothing of a version that was edited since is sent.
+        # Before the worker begins, so that nothing of an older version of the file is sent.
         outdated = await run_changed.end_outdated(working.parts, errand.series, version)
         async with working.running():
             began_s = time.monotonic()
@@ -87,7 +90,7 @@ async def perform(errand: Errand) -> tuple[summary.Ending, int]:
                 if ending.exit_code != summary.UNUSABLE:
                     ending = await _deliver(errand, ending, chain[0], working.parts)
                 return ending, ending.exit_code
-    # The worker has finished what was in flight by now, so this look is the one to tell.
+    # The worker has finished what was in flight by now, so this state is reported.
     async with server_client.reading(errand.settings) as parts:
         chain[-1] = await parts.store.get_job(parts.tenant_id, chain[-1].id) or chain[-1]
     job = run_again.whole(chain)
@@ -106,7 +109,8 @@ def _ending(errand: Errand, chain: Sequence[Job], took_s: float, found_done_coun
 async def _run(
     errand: Errand, outdated: Sequence[Job], working: "Working", stopping: Stopping
 ) -> tuple[list[Job], int]:
-    """Begin this run or go on with it, until it ends or a stop is asked for. Return its batches, and how many items were done before."""
+    """Begin or continue this run, until it ends or a stop is asked for. Return its batches, and how
+    many items were done before."""
     for job in outdated:
         job = await _watch(job, working, stopping)
         if stopping.asked.is_set():
@@ -141,7 +145,7 @@ def _retries(errand: Errand, history: run_again.History) -> list[tuple[Job, Retr
 async def _check_and_say(
     errand: Errand, router: "Router", history: run_again.History | None, again: Sequence[tuple[Job, RetryChoice]]
 ) -> None:
-    """Check the model server if anything is to be sent, and say what an earlier run left."""
+    """Check the model server if anything is to be sent, and print what an earlier run left."""
     is_done = history is not None and history.is_ended and not again
     if not is_done and errand.begin.is_checked and not errand.begin.wait:
         await run_check.check_upstream(errand.settings, router, errand.source, errand.run_options)
@@ -159,17 +163,18 @@ async def _check_and_say(
 
 
 async def _known_history(errand: Errand, working: "Working", stopping: Stopping) -> run_again.History | None:
-    """What this very run left before, once a batch of it that is about to end has ended."""
+    """Return the history of this same run, after waiting for a batch of it that is about to end."""
     history = await find_history(errand, working.parts)
     if history is None or history.is_ended or not run_again.is_closing(history.last):
         return history
-    # It was cancelled, say: what it did not run can be run again when it has ended.
+    # For example a cancelled batch: its other lines can run again after it has ended.
     await _watch(history.last, working, stopping)
     return await find_history(errand, working.parts)
 
 
 async def find_history(errand: Errand, parts: "Parts") -> run_again.History | None:
-    """What this very run left before. A batch that ended before it ran anything does not count: it is begun again."""
+    """Return the history of this same run. It is None if there is none, if the run begins from the
+    start, or if its batch ended before it ran anything."""
     first: Job | None = None
     async for job in _turns(errand, parts):
         first = job
@@ -179,7 +184,7 @@ async def find_history(errand: Errand, parts: "Parts") -> run_again.History | No
 
 
 async def _turns(errand: Errand, parts: "Parts") -> AsyncIterator[Job]:
-    """Every batch that this run began so far, oldest first."""
+    """Yield every batch that this run began so far, oldest first."""
     turn = 0
     while (job := await parts.store.get_job(parts.tenant_id, _id(errand, turn))) is not None:
         yield job
@@ -213,7 +218,8 @@ async def _begin(errand: Errand, working: "Working") -> Job:
 async def with_earlier_answers(
     errand: Errand, parts: "Parts", request: JobRequest, act: Callable[[JobRequest], Awaitable[T]]
 ) -> T:
-    """Create or check a batch that takes the answers of earlier versions of its file; where they cannot be taken, one without them."""
+    """Create or check a batch that reuses the answers of earlier versions of its file; if they
+    cannot be reused, one without them."""
     earlier = None if errand.begin.fresh else await run_changed.find_answered(parts, errand.series)
     if earlier is None:
         return await act(request)
@@ -233,7 +239,8 @@ async def with_earlier_answers(
 async def _retry(
     errand: Errand, chain: Sequence[Job], chosen: tuple[Job, RetryChoice], working: "Working"
 ) -> Job | None:
-    """Begin a batch of chosen lines of an earlier one; None when that can no longer be done."""
+    """Begin a batch of chosen lines of an earlier one. Return None if that cannot be
+    done any more."""
     from tidegate.failpoints import hit
     from tidegate.stages.accept import Reception
 
@@ -267,7 +274,7 @@ async def _retry(
 
 
 async def send_in(errand: Errand, parts: "Parts", reception: "Reception") -> JobRequest:
-    """Keep the input as a file, and return the batch that is asked for."""
+    """Store the input as a file, and return the request for its batch."""
     source, run_options = errand.source, errand.run_options
     upload = await reception.begin_upload(errand.settings.limits.file_bytes_max)
     try:
@@ -313,7 +320,8 @@ def _series(errand: Errand) -> dict[str, str]:
 
 
 def _controls(errand: Errand, line_count: int) -> JobControls:
-    """The thresholds that were asked for; without any, a run all of whose first answers are failures is stopped."""
+    """Return the thresholds that were asked for; by default, a run stops if all its
+    first results are failures."""
     asked = errand.run_options.controls
     if asked.max_errors is not None or not errand.begin.is_checked:
         return asked
@@ -352,8 +360,10 @@ async def _watch(job: Job, working: "Working", stopping: Stopping) -> Job:
 
 
 def _trouble(working: "Working") -> tuple[str, str]:
-    """The model server that is away, if one is, and why nothing moves, in words; empty while it moves. One that refuses calls for now is
-    not away."""
+    """Return the address of a model server that does not answer, and why nothing moves;
+    both may be empty.
+
+    A server that refuses calls for now does answer."""
     troubled = [status for status in working.router.status() if status.state != "closed" and status.last_failure]
     away = [status for status in troubled if status.open_for_ms is not None]
     if not troubled:
@@ -364,7 +374,8 @@ def _trouble(working: "Working") -> tuple[str, str]:
 
 
 def _where_it_is(working: "Working", was_away: str, is_away: str, trouble: str) -> str:
-    """One sentence when a model server goes away, and one when it is back. A wrong key does not get right by waiting."""
+    """Return a sentence about a model server that went away or came back. For a rejected key, say
+    to stop: waiting does not help."""
     if any(status.is_key_rejected and status.url == is_away for status in working.router.status()):
         return (
             f"The model server refuses our key: {trouble}. Stop this run, name the right key with --api-key env:NAME or in the "
@@ -376,7 +387,8 @@ def _where_it_is(working: "Working", was_away: str, is_away: str, trouble: str) 
 
 
 async def _deliver(errand: Errand, ending: summary.Ending, first: Job, parts: "Parts") -> summary.Ending:
-    """Put answers and failed lines where they were wanted; an error file from an earlier run must not outlive its errors."""
+    """Put answers and failed lines where they belong. Remove an error file of an
+    earlier run if no line failed."""
     job, targets = ending.job, ending.targets
     history = await run_again.history_from(first.id, parts)
     order: dict[str, int] | None = None

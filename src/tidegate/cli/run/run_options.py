@@ -1,4 +1,4 @@
-"""The options that only `tidegate run` has, as its help shows them."""
+"""The options that only `tidegate run` has, with their help."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -11,7 +11,7 @@ class InvalidLines(StrEnum):
     ERROR_FILE = "error_file"
 
 
-# Several are taken, so that a shell's pattern without quotes gets a sentence that helps.
+# Several are accepted, so that a pattern without quotes gets a helpful message.
 Files = Annotated[
     list[str] | None,
     typer.Argument(

@@ -1,8 +1,8 @@
-"""`tidegate run --template`: a table in, the same rows with their answers out.
+"""`tidegate run --template`: turns a table into the same rows with their answers.
 
-Rows become requests in parts of bounded size, each a batch of its own under `run_job`; a part's batch is known by its bytes, so the
-same command finds finished parts done. Results come in the order of the rows, so rows and results are read side by side and
-neither is ever whole in memory.
+Rows become requests in parts of bounded size, each a batch of its own under `run_job`. A part's
+batch is found by its bytes, so the same command finds finished parts done. Results come in the
+order of the rows, so rows and results are read side by side, and neither is ever whole in memory.
 """
 
 import filecmp
@@ -35,12 +35,13 @@ from tidegate.settings import Settings
 PART_ROWS_MAX = 500_000
 PART_BYTES_MAX = 256 << 20
 COLUMNS_SHOWN_MAX = 20
-# What programs part the cells of a table with, other than by commas.
+# Other marks than commas that programs write between the cells of a table.
 OTHER_MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 class TableErrand(msgspec.Struct, frozen=True):
-    """A table, how its rows become requests, and where the rows with answers go; `names` are what the caller calls table and results."""
+    """A table, how its rows become requests, and where the rows with answers go; `names` are the
+    caller's for table and results."""
 
     table: RowTable
     template: Template
@@ -53,7 +54,7 @@ class TableErrand(msgspec.Struct, frozen=True):
 
 
 class TableEnding(msgspec.Struct):
-    """What became of a table: its batches and the sums over them."""
+    """The result of a table: its batches and the sums over them."""
 
     batches: list[str] = msgspec.field(default_factory=list)
     row_count: int = 0
@@ -81,7 +82,7 @@ class TableEnding(msgspec.Struct):
         self.causes = merged((self.causes, part.causes))
 
     def bounds_left(self, asked: JobControls) -> JobControls:
-        """What the bounds of the whole table leave to its next part."""
+        """Return what the bounds of the whole table leave to its next part."""
         cost_nano, errors = asked.max_cost_nano, asked.max_errors
         if cost_nano is not None:
             cost_nano = max(1, cost_nano - self.cost_nano)
@@ -136,7 +137,7 @@ def check_columns(table: RowTable, template: Template) -> None:
 
 
 def _instead(name: str, table: RowTable) -> str:
-    """What the author of a template should know who named a column that is not there."""
+    """Return a hint for a template that names a column which the table lacks."""
     columns = table.columns or []
     if len(columns) == 1 and (found := next((mark for mark in OTHER_MARKS if mark in columns[0]), None)):
         return f"its columns seem to be parted by {OTHER_MARKS[found]}: save it with commas."
@@ -147,11 +148,12 @@ def _instead(name: str, table: RowTable) -> str:
 
 
 def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]:
-    """Run every part, write the table and give the exit code; without an ending it was stopped or refused before."""
-    # A first row is looked at only where nothing else names the columns: a cell may be long.
+    """Run every part, write the table and return the exit code; without an ending the run was
+    stopped or refused before."""
+    # The first row is read only if nothing else names the columns: a cell may be long.
     columns = AnswerColumns(asked.template.endpoint, asked.table.columns or list(next(asked.table.rows(), {})))
     ending = TableEnding()
-    # A link is a name that somebody chose for another place: the file there is written.
+    # For a link, the file that it leads to is written.
     target = asked.target.resolve()
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     to_join = enumerate(asked.table.rows(), 1)
@@ -187,7 +189,8 @@ def perform(asked: TableErrand, scratch: Path) -> tuple[TableEnding | None, int]
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Say which file cannot be written, and that nothing is lost."""
+    """Raise a system error of the block as one that names the file and says that
+    nothing is lost."""
     try:
         yield
     except OSError as error:
@@ -195,7 +198,8 @@ def _writing(target: Path) -> Iterator[None]:
 
 
 def parts(asked: TableErrand, scratch: Path) -> Iterator[tuple[run_job.Errand, int]]:
-    """Yield each part of the table as an errand of its own, and how many rows it has; its files go when the next one is asked for."""
+    """Yield each part of the table as an errand of its own, with its number of rows. Its files are
+    removed before the next part."""
     rows = enumerate(asked.table.rows(), 1)
     answers, failures = scratch / "results.jsonl", scratch / "errors.jsonl"
     targets = input_file.Targets(answers, failures)
@@ -216,7 +220,7 @@ def parts(asked: TableErrand, scratch: Path) -> Iterator[tuple[run_job.Errand, i
 def write_part(
     rows: Iterator[tuple[int, Row]], template: Template, scratch: Path, bytes_max: int
 ) -> tuple[input_file.Input, int] | None:
-    """Write the next rows as a batch's input; None when there are none left."""
+    """Write the next rows as a batch's input; return None if no rows are left."""
     path = scratch / "requests.jsonl"
     row_count = size_bytes = 0
     with path.open("wb") as stream:
@@ -236,7 +240,8 @@ def write_part(
 def join_rows(
     rows: Iterator[tuple[int, Row]], targets: input_file.Targets, columns: AnswerColumns, writer: TableWriter
 ) -> None:
-    """Write each row with its result. Both result files are in the order of the rows, and each row is in one of them."""
+    """Write each row with its result. Each row is in one of the two result files, and both are in
+    the order of the rows."""
     done: list[Row] = []
     with ExitStack() as files:
         answers, failures = (_Lines(path, files) for path in (targets.results, targets.errors))
@@ -257,7 +262,7 @@ class _ResultId(msgspec.Struct):
 
 
 class _Lines:
-    """The lines of a result file, taken by custom_id in the order in which they stand there."""
+    """The lines of a result file, taken by custom_id in the order of the file."""
 
     def __init__(self, path: Path | None, files: ExitStack) -> None:
         found = path if path is not None and path.exists() else None
@@ -266,7 +271,7 @@ class _Lines:
         self._next: tuple[str, bytes] | None = None
 
     def take_line(self, custom_id: str) -> bytes | None:
-        """The next line if it has this id."""
+        """Return the next line if it has this id, else None."""
         if self._next is None:
             line = next(self._lines, None)
             if line is None:

@@ -1,6 +1,8 @@
-"""Tables as rows in and rows out: CSV, JSONL and Parquet, one batch of rows in memory at a time.
+"""Reads and writes the rows of tables: CSV, JSONL and Parquet, with one batch of rows
+in memory at a time.
 
-Parquet needs `pyarrow`, which comes with `tidegate[tables]` and is loaded only when a name ends in .parquet.
+Parquet needs `pyarrow`, which comes with `tidegate[tables]` and is loaded only for
+names that end in .parquet.
 """
 
 import csv
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import parquet
 
-# Also the rows of a Parquet row group, which is made in memory: few enough for long prompts.
+# A Parquet row group has as many and is made in memory, so they must be few enough for
+# long prompts.
 ROWS_PER_BATCH = 4_096
 CELL_CHARS_MAX = 64 << 20
 FORMATS = (".csv", ".jsonl", ".parquet")
@@ -26,7 +29,7 @@ _NAMES = "CSV (.csv), JSONL (.jsonl) or Parquet (.parquet)"
 
 
 class TableWriter(Protocol):
-    """Takes rows in order; `close` makes the file whole."""
+    """A writer of rows in order; `close` completes the file."""
 
     def write(self, rows: Sequence[Row]) -> None: ...
 
@@ -34,7 +37,7 @@ class TableWriter(Protocol):
 
 
 def format_of(name: str, use: str) -> str:
-    """The format that a file's name says."""
+    """Return the format that a file's name means."""
     suffix = Path(name).suffix.lower()
     if suffix == ".ndjson":
         return ".jsonl"
@@ -44,12 +47,12 @@ def format_of(name: str, use: str) -> str:
 
 
 def is_table(name: str) -> bool:
-    """Whether a file's name says that it holds rows; JSONL may hold either."""
+    """Return whether a file must be a table, by its name. JSONL may hold rows or requests."""
     return Path(name).suffix.lower() in (".csv", ".parquet")
 
 
 class RowTable:
-    """One or several files of one format, read as one table from the first row to the last, as often as wanted."""
+    """One or several files of one format that are read as one table, any number of times."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         formats = {format_of(path.name, "read") for path in paths}
@@ -60,7 +63,8 @@ class RowTable:
         self.columns = self._known_columns()
 
     def _known_columns(self) -> list[str] | None:
-        """The columns, equal in all files; JSONL has none that are known before the rows are read."""
+        """Return the columns, equal in all files; None for JSONL, whose columns are unknown before
+        its rows are read."""
         if self.format == ".jsonl":
             return None
         found = [_columns(path, self.format) for path in self.paths]
@@ -75,14 +79,15 @@ class RowTable:
             yield from readers[self.format](path)
 
     def schema(self) -> "pa.Schema | None":
-        """The types of a Parquet table's columns; other formats have none."""
+        """Return the types of a Parquet table's columns; None for other formats."""
         if self.format != ".parquet":
             return None
         return _parquet_file(self.paths[0]).schema_arrow
 
 
 def open_writer(path: Path, suffix: str, source: RowTable, results: dict[str, str]) -> TableWriter:
-    """A writer of the source's columns and the result columns (name and type: text, count or vector)."""
+    """Open a writer of the source's columns and the result columns (name and type:
+    text, count or vector)."""
     if suffix == ".parquet":
         return _ParquetWriter(path, source.schema(), results)
     if suffix == ".csv":
@@ -104,7 +109,7 @@ def _columns(path: Path, suffix: str) -> list[str]:
 
 
 def _likely_encoding(path: Path) -> str:
-    """What programs write that do not write UTF-8."""
+    """Return the encoding that a file without UTF-8 most likely has."""
     with path.open("rb") as stream:
         return "UTF-16" if stream.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "WINDOWS-1252"
 
@@ -127,7 +132,7 @@ def _csv_reader(stream: IO[str], path: Path) -> Iterator[list[str]]:
 
 
 def _csv_trouble(error: csv.Error) -> str:
-    """What is wrong with a row, and what to do."""
+    """Return what is wrong with a row, and what to do."""
     if "field limit" in str(error):
         return f"a cell has more than {CELL_CHARS_MAX:,} characters: shorten it, or check that its quotes are closed."
     if "end of data" in str(error):
@@ -136,7 +141,8 @@ def _csv_trouble(error: csv.Error) -> str:
 
 
 def _line_not_utf8(path: Path) -> int:
-    """Find the first line that is not UTF-8: a reader reads ahead, so it does not tell."""
+    """Return the number of the first line that is not UTF-8: the CSV reader reads
+    ahead, so it does not know."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -211,7 +217,8 @@ class _JsonlWriter:
 
 
 class _CsvWriter:
-    """Writes text as it is, an absent value as nothing and everything else as JSON."""
+    """A writer that keeps text as it is, leaves absent values empty, and writes
+    everything else as JSON."""
 
     def __init__(self, path: Path, columns: list[str] | None, results: list[str]) -> None:
         self._stream = path.open("x", newline="", encoding="utf-8")
@@ -244,7 +251,8 @@ class _CsvWriter:
 
 
 class _ParquetWriter:
-    """Keeps the types of a Parquet source; for other sources the first rows decide them."""
+    """A writer that keeps the types of a Parquet source; for other sources the first
+    rows decide the types."""
 
     def __init__(self, path: Path, schema: "pa.Schema | None", results: dict[str, str]) -> None:
         self._arrow, self._parquet = _arrow()

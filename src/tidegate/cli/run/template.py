@@ -1,7 +1,7 @@
-"""A request made from a row: a JSON template whose strings hold `{{column}}`.
+"""Makes a request from a row, with a JSON template whose strings hold `{{column}}`.
 
-A string that is one placeholder and nothing else becomes the column's own value, with its type; within a longer text a value is
-written as text, an absent one as nothing.
+A string that is only one placeholder becomes the column's own value, with its type. Within a longer
+text a value is written as text, and an absent value is left out.
 """
 
 import re
@@ -20,7 +20,8 @@ _REQUEST_FIELDS = {"url", "method", "body"}
 
 
 class _FilledText(msgspec.Struct, frozen=True):
-    """A string of the template, cut into words and column names in turns; the first is a word."""
+    """A string of the template, cut alternately into texts and column names; the first
+    part is a text."""
 
     parts: tuple[str, ...]
 
@@ -38,7 +39,7 @@ class Template(msgspec.Struct, frozen=True):
     body: Any
 
     def line(self, custom_id: str, row: Row) -> bytes:
-        """One line of a batch's input."""
+        """Return one line of a batch's input."""
         try:
             body = _filled(self.body, row)
         except KeyError as missing:
@@ -109,7 +110,8 @@ def _filled(node: Any, row: Row) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A cell as it reads inside a text: an absent value is nothing, what is no text is written as JSON."""
+    """Return a cell as part of a text: an absent value is empty, and a value that is no
+    text is written as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode().strip('"')
