@@ -1,4 +1,4 @@
-"""`python -m tidegate` is the same as `tidegate`."""
+"""Runs the command line, so that `python -m tidegate` equals `tidegate`."""
 
 from tidegate.cli import main
 

@@ -1,7 +1,9 @@
-"""How a command on this machine finds the server of a data directory: a private file and a socket.
+"""The private file and the socket by which commands on this machine find the server of
+a data directory.
 
-The commands talk through the socket, so they work on whatever address the server listens. Who can read the file or open the socket owns the
-data anyway, so the file's token stands for any tenant, but only from this machine.
+Commands talk through the socket, so the server's listen address does not matter. A user who can
+read the file or open the socket owns the data anyway, so the file's token may act for any tenant,
+but only from this machine.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ from tidegate.core.errors import SettingsError
 NAME = "control.json"
 SOCKET_NAME = "control.sock"
 _FILE_BYTES_MAX = 4_096
-# Systems take between 104 and 108 bytes, with an end mark of their own.
+# Systems allow 104 to 108 bytes, including a terminating zero.
 _ADDRESS_BYTES_MAX = 100
 _DESCRIPTORS = Path("/proc/self/fd")
 _CONNECT_S = 2.0
@@ -31,7 +33,7 @@ _CREDENTIALS = struct.Struct("=iii")
 
 
 class Control(msgspec.Struct, frozen=True):
-    """Where the server is, what it takes for its operator, and which process it is."""
+    """The server's address, its operator token, and its process id."""
 
     url: str
     token: str
@@ -43,7 +45,7 @@ class Control(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def control_file(data_dir: Path, url: str, token: Secret) -> Iterator[None]:
-    """Leave word for commands while this process serves; readable by this user alone."""
+    """Keep a control file for commands while this process serves. Only this user can read it."""
     path = data_dir / NAME
     partial = data_dir / f".{NAME}.{secrets.token_hex(8)}"
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -60,20 +62,21 @@ def control_file(data_dir: Path, url: str, token: Secret) -> Iterator[None]:
 
 @contextlib.contextmanager
 def control_socket(data_dir: Path) -> Iterator[socket.socket]:
-    """Listen for commands in the data directory, for this user alone; one of several processes there takes the place of the one before.
+    """Listen for commands in the data directory, for this user alone. A later process replaces the
+    socket of an earlier one.
 
-    OSError where the file system has no sockets."""
+    Raise OSError if the file system has no sockets."""
     name = f".{SOCKET_NAME}.{secrets.token_hex(8)}"
     partial, path = data_dir / name, data_dir / SOCKET_NAME
     with _address(data_dir, name) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        # The address holds as long as the socket does: the event loop looks at it again, and a descriptor that was closed would by then be
-        # another file's.
+        # The address stays valid as long as the socket: the event loop reads it again, and a closed
+        # descriptor could belong to another file by then.
         try:
             listener.bind(address)
             partial.chmod(0o600)
             listener.listen(_BACKLOG_COUNT)
             own = partial.stat()
-            # It gets its name only now, so a process that finds it may use it.
+            # Renamed only now, so that a process that finds the socket can use it.
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)
@@ -87,14 +90,15 @@ def control_socket(data_dir: Path) -> Iterator[socket.socket]:
 
 
 def running_control(data_dir: Path) -> Control | None:
-    """The process that serves this data directory; None when none does."""
+    """Return the control data of the process that serves this data directory, or None."""
     control = _read(data_dir)
     return control if control is not None and _is_answered(data_dir) else None
 
 
 @contextlib.contextmanager
 def socket_address(data_dir: Path) -> Iterator[str]:
-    """Yield the address at which commands reach the server. SettingsError when another user put the socket there."""
+    """Yield the address at which commands reach the server. Raise SettingsError if another user put
+    the socket there."""
     found, owner = (data_dir / SOCKET_NAME).lstat(), data_dir.stat().st_uid
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in (owner, os.geteuid()):
         raise SettingsError(f"{data_dir / SOCKET_NAME} was not put there by the owner of the directory. Remove it.")
@@ -103,7 +107,8 @@ def socket_address(data_dir: Path) -> Iterator[str]:
 
 
 def is_peer_owner(peer: socket.socket) -> bool:
-    """Whether the other end runs as this user or as root. Where the system does not tell, the socket's mode decides alone."""
+    """Return whether the other end runs as this user or as root; True if the system cannot say,
+    because the socket's mode protects it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     _, user_id, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -112,7 +117,8 @@ def is_peer_owner(peer: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _address(data_dir: Path, name: str) -> Iterator[str]:
-    """Yield a path to a socket in the directory that is short enough for the system: a long one goes through an open descriptor."""
+    """Yield a path of a socket in the directory that is short enough for the system; a long one
+    goes through an open descriptor."""
     path = str(data_dir / name)
     if len(os.fsencode(path)) <= _ADDRESS_BYTES_MAX or not _DESCRIPTORS.is_dir():
         yield path
@@ -125,7 +131,8 @@ def _address(data_dir: Path, name: str) -> Iterator[str]:
 
 
 def _is_answered(data_dir: Path) -> bool:
-    """Whether a process listens at the socket: that of a process that died is still there, and refuses."""
+    """Return whether a process listens at the socket. The socket of a process that died still
+    exists, but refuses connections."""
     try:
         with _address(data_dir, SOCKET_NAME) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_CONNECT_S)
@@ -133,7 +140,8 @@ def _is_answered(data_dir: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         return False
     except OSError:
-        # It is there, and too busy or not ours to ask: what is asked next says so.
+        # The socket exists but is too busy, or belongs to another user: the next
+        # request reports that.
         return True
     return True
 

@@ -1,8 +1,11 @@
-"""Places where a test may make a process die, stop, fail or wait: one at every border of a phase.
+"""Places where a test can make a process die, stop, fail or wait: one at every border of a phase.
 
-Nothing happens unless the process was started with TIDEGATE_FAILPOINTS (see settings), as `name=action[,name=action…]` where an action is
-`kill`, `stop`, `raise`, `raise:once` or `sleep:SECONDS`, optionally after `N*` harmless passes: `record_committed=3*kill`.
-`name@TEXT=action` acts only where what passes contains that text: `before_send@poison=kill`.
+They do nothing unless the process was started with TIDEGATE_FAILPOINTS (see settings):
+`name=action[,name=action…]`.
+- An action is `kill`, `stop`, `raise`, `raise:once` or `sleep:SECONDS`.
+- `N*` before the action lets it pass N times first: `record_committed=3*kill`.
+- `name@TEXT=action` acts only if the content that passes contains that text:
+  `before_send@poison=kill`.
 """
 
 import asyncio
@@ -38,7 +41,7 @@ NAMES = (
 
 
 class FailpointRaised(TidegateError):
-    """What `raise` raises."""
+    """The error that the action `raise` raises."""
 
 
 class _Armed(msgspec.Struct):
@@ -51,7 +54,8 @@ ARMED: dict[str, _Armed] = {}
 
 
 def arm(text: str) -> None:
-    """Read the arming text; an unknown name or action is refused, so that a test cannot pass by a typing mistake."""
+    """Read the arming text; refuse an unknown name or action, so that no test passes
+    because of a typing mistake."""
     ARMED.clear()
     for part in filter(None, (chunk.strip() for chunk in text.split(","))):
         place, _, action = part.partition("=")
@@ -66,7 +70,7 @@ def arm(text: str) -> None:
 
 
 async def hit(name: str, content: bytes = b"") -> None:
-    """Pass this place with something that contains this text."""
+    """Pass this place with this content, and act if it is armed for it."""
     if not ARMED:
         return
     armed = ARMED.get(name)

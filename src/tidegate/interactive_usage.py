@@ -1,7 +1,9 @@
-"""What interactive calls used and cost, on its way to the store: summed up, and written about once a second.
+"""Sums up what interactive calls used and cost, and writes the sums to the store about
+once a second.
 
-A flush is numbered, and one whose commit is unknown is sent again under its number until it is known; the store counts it once. What a
-process had not written when it was killed is lost: the calls of about its last second, and those that had not ended. It judges nothing.
+A flush has a number. A flush whose commit is unknown is sent again under its number until it is
+known; the store counts it once. A process that is killed loses what it had not written: the calls
+of about its last second, and those that had not ended. The module judges nothing.
 """
 
 import asyncio
@@ -22,7 +24,7 @@ FLUSH_S = 1.0
 CLOSE_S_MAX = 5.0
 _RETRY_S = 0.5
 
-# Whose call it was, and what answered it: tenant, key, team, user, model, deployment.
+# The owner of a call and what answered it: tenant, key, team, user, model, deployment.
 _Whose = tuple[str, str, str, str, str, str]
 
 
@@ -36,7 +38,7 @@ class InteractiveUsageBook:
         self._closing = asyncio.Event()
 
     def add(self, caller: Caller, model: str, deployment: Deployment, usage: Usage) -> None:
-        """One call ended."""
+        """Count one call that ended."""
         price = deployment.price
         paid = Cost() if price is None else cost(usage, price, batch=False)
         whose = (
@@ -79,7 +81,7 @@ class InteractiveUsageBook:
             pass
 
     async def close(self) -> None:
-        """Write what is known, without waiting any longer than a moment for a store that is away."""
+        """Write what is known; wait only a few seconds for a store that does not answer."""
         self._closing.set()
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=CLOSE_S_MAX)

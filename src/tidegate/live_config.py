@@ -1,9 +1,14 @@
 """The live configuration: deployments and resources of the settings, and those added at run time.
 
-Each process looks into the store and at the file of settings every other second and follows. What it cannot use it leaves out, says why,
-and tries again. It looks at files of keys and certificates too: a deployment with another key is tried at once, whatever was thought of
-it. When the terms change (what may be sent where, limits above all), it has the store look again at all work that rests. The ceiling of
-connections stays what it was at start. It routes nothing and holds no connection.
+Every 2 seconds each process looks at the store, the settings file, and the files of keys and
+certificates, and applies what changed:
+- An entry that cannot be used is left out with a reason in the log, and tried again later.
+- A deployment with a new key is tried at once, whatever its health was.
+- When the terms change (what may be sent where, above all limits), the store wakes all
+  work that rests.
+- The most connections stay as they were at the start.
+
+The module routes nothing and holds no connection.
 """
 
 import asyncio
@@ -32,8 +37,8 @@ from tidegate.store.store import Store
 log = structlog.get_logger()
 
 LOOK_S = 2.0
-# Processes follow a change one after another. One that has not followed for so many looks says that it differs (half a minute), and after
-# so many (ten minutes) goes by what it knows itself.
+# Processes follow a change one after another. A process whose terms differ for the first number of
+# looks (half a minute) logs it; after the second (ten minutes) it relies on its own terms alone.
 DIFFERS_LOOKS = 15
 OUTDATED_LOOKS_MAX = 300
 # Items of an unknown model wait for the next look, or for another worker to take them.
@@ -49,14 +54,22 @@ DIFFERS = (
 
 T = TypeVar("T")
 
-# Serve these from now on, with these caps of models; says which cannot be used, by name, and why.
+# Serves these from now on, with these caps of models. Returns the reason for each that
+# cannot be used, by name.
 Serve = Callable[[Iterable[Deployment], Iterable[Resource], Mapping[str, int]], dict[str, str]]
 
 
 class LiveConfig:
-    """`model_of` is the model behind each resource, `reached_by` every name that a call to it may come under, `retry_of` how items of a
-    name are tried again, and `fields_of` what its callers may not say: mappings whose content follows.
-    `settings` are those in force, and `tenants` what they give to each tenant."""
+    """The configuration in force. Its mappings stay the same objects, and their content
+    follows changes:
+
+    - `model_of`: the model behind each resource.
+    - `reached_by`: all names by which a call can reach a resource.
+    - `retry_of`: how items of a name are retried.
+    - `fields_of`: the fields that callers of a name may not set.
+
+    `settings` are the settings in force, and `tenants` the policies that they give to
+    each tenant."""
 
     def __init__(self, store: Store, settings: Settings, serve: Serve, file: SettingsFile | None = None) -> None:
         self._store = store
@@ -70,14 +83,14 @@ class LiveConfig:
         self._looking = asyncio.Lock()
         self._renewal = Renewal()
         self._keys: dict[str, Secret | None] = {}
-        # What holds now, and under what work was last looked at.
+        # The terms in force, and the terms under which resting work was last woken.
         self._terms: tuple[Any, ...] = ()
         self._digest = ""
         self._woken_under: tuple[Any, ...] | None = None
         self._wakes_again = False
         self._looks_outdated = 0
         self._look_count = 0
-        # When it was first asked for which unknown model, by the count of looks.
+        # Unknown models that were asked for, each with the number of the look at that moment.
         self._unknown: dict[str, int] = {}
         self.unusable: dict[tuple[str, str], str] = {}
         self.model_of: dict[str, str] = {one.name: one.model for one in resources(settings)}
@@ -86,7 +99,8 @@ class LiveConfig:
         self.fields_of: dict[str, FieldRules] = field_rules(settings, deployments(settings), resources(settings))
 
     async def _reload(self) -> None:
-        """Take over what may change of the settings, when their file was changed. A file with a mistake in it changes nothing."""
+        """Apply the settings that may change at run time, if their file was changed. A file with a
+        mistake changes nothing."""
         try:
             found = await asyncio.to_thread(self._file.news) if self._file is not None else None
         except SettingsError as error:
@@ -98,15 +112,16 @@ class LiveConfig:
             self._reload_trouble = ""
             self.settings, waiting = reloaded(self.settings, found)
             self.tenants.follow(self.settings)
-            # What is served is put together again, also when the store cannot be asked right now.
+            # Forces a rebuild of what is served, at a later look if the store does not answer now.
             self._number = None
             log.info("settings_reloaded", wait_for_restart=", ".join(waiting) or "none")
 
     async def look(self) -> None:
-        """Follow what an operator changed since the last look."""
+        """Apply what an operator changed since the last look."""
         async with self._looking:
             await self._reload()
-            # What lacks a key or a file may get it; what the settings stand against stays unused until the next start.
+            # An entry that lacks a key or a file may get it; one that conflicts with the settings
+            # stays unused until the next start.
             may_mend = bool(self.unusable) and not self.settings.upstream.url
             may_mend = may_mend or await asyncio.to_thread(self._renewal.has_news)
             if not may_mend and await self._store.routing_number() == self._number:
@@ -146,9 +161,11 @@ class LiveConfig:
             await self._compare_terms()
 
     def unknown_wait_ms(self, model: str) -> int:
-        """Return how long items of a model wait that is unknown here, since another process that has started or changed meanwhile may
-        know it: until this one has looked, and then as long as their terms differ. That is not believed for ever: the other may be gone.
-        Over an embedded store each process is alone with its own terms."""
+        """Return how long items of a model that is unknown here wait: another process may know it.
+
+        They wait until this process has looked, and then as long as the terms differ, but not
+        forever: the other process may be gone. Over an embedded store they do not wait, because
+        each process has only its own terms."""
         if not self.settings.store.is_postgresql:
             return 0
         if self._is_just_asked(model):
@@ -156,8 +173,10 @@ class LiveConfig:
         return OUTDATED_WAIT_MS if 0 < self._looks_outdated <= OUTDATED_LOOKS_MAX else 0
 
     def _is_just_asked(self, model: str) -> bool:
-        """Whether there was no look since this unknown model was asked for. Callers choose the names of models: beyond a bound they are
-        not remembered, and such a one is not waited for."""
+        """Return whether there was no look since this unknown model was first asked for.
+
+        Callers choose the names, so only a bounded number is remembered, and items of any other
+        name do not wait."""
         long_ago = self._look_count - UNKNOWN_LOOKS_MAX
         if self._unknown.get(model, long_ago - 1) < long_ago:
             if len(self._unknown) >= UNKNOWN_MAX:
@@ -167,11 +186,11 @@ class LiveConfig:
         return self._unknown.get(model) == self._look_count
 
     async def _compare_terms(self) -> None:
-        """Look whether the terms of the process that changed last are those of this one."""
+        """Compare the terms of this process with those of the process that changed last."""
         if not self.settings.store.is_postgresql:
             return
         terms = await self._store.terms()
-        # Counted only now: a look that the store did not answer has compared nothing.
+        # Counted only now: a look that the store did not answer compared nothing.
         self._look_count += 1
         if terms == self._digest:
             self._looks_outdated = 0
@@ -181,9 +200,11 @@ class LiveConfig:
             log.warning("settings_differ", why=DIFFERS, unknown_models=sorted(self._unknown)[:UNKNOWN_LOGGED_MAX])
 
     async def _wake_what_rests(self) -> None:
-        """Have work looked at again that rests under other terms. Those of an earlier process are known by their digest alone; a process
-        whose own terms change wakes it whatever others did: it may have put work off meanwhile that they woke. The next look does so
-        once more, for what was just being put off."""
+        """Wake work that rests under other terms than these.
+
+        At the start, only the digest of an earlier process's terms is known. Later, a process whose
+        own terms change wakes the work even if others did: it may have put off again what they
+        woke. The next look wakes once more, for work that was just being put off."""
         is_changed = self._woken_under != self._terms
         if not is_changed and not self._wakes_again:
             return
@@ -206,7 +227,8 @@ class LiveConfig:
         self._keys = keys
 
     async def follow(self) -> None:
-        """Look for as long as this process lives; while the store is away, everything stays as it is."""
+        """Look for as long as this process lives. While the store does not answer,
+        everything stays as it is."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -217,19 +239,20 @@ class LiveConfig:
                     log.warning("routing_refresh_failed", error=str(error))
                 self._is_reached = False
             except Exception as error:
-                # Whatever it is, what is served now goes on being served.
+                # Any error: this process goes on serving what it serves now.
                 log.error("routing_crashed", kind=type(error).__name__, why=str(error))
 
 
 def _follow(kept: dict[str, T], now: dict[str, T]) -> None:
-    """Others hold this very mapping: its content is changed, and it stays the same one."""
+    """Change the content of a mapping in place, because others hold the same object."""
     for gone in kept.keys() - now.keys():
         del kept[gone]
     kept.update(now)
 
 
 def _digest(terms: tuple[Any, ...]) -> str:
-    """The same for the same terms in any process, whatever key or file each has for a deployment. A secret shows nothing of itself."""
+    """Return a digest that is equal in all processes with these terms, whatever keys and
+    certificates they have. It shows no secret."""
     ours, *others = terms
     places = [replace(one, api_key=None, tls=replace(one.tls, stamp="")) for one in ours]
     return hashlib.sha256(msgspec.json.encode([places, *others], enc_hook=repr, order="deterministic")).hexdigest()

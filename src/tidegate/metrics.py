@@ -1,8 +1,9 @@
 """Every metric, declared once, in a registry of its own, with closed sets of labels.
 
-A label has a closed set of values: rules and reasons of ours, and the models and deployments that an operator named (`pin`). Anything else
-counts as `other`, so that no caller can make a series by inventing a name. No tenant, key, id or text of an error is ever a label; what
-one tenant did is in the store. This module knows nothing of who measures or who reads.
+A label has a closed set of values: our rules and reasons, and the models and deployments that an
+operator named (`pin`). Any other value counts as `other`, so that no caller can make a series by
+inventing a name. No tenant, key, id or error text is ever a label; what one tenant did is in the
+store. This module does not know who measures or who reads.
 """
 
 import math
@@ -64,17 +65,19 @@ _QUEUE: dict[str, Iterable[str]] = {
     "size_class": _SIZES,
 }
 
-# In the counts of items that ended: behind tokens in, tokens out and seconds.
+# The first bucket's index in the counts of items: after input tokens, output tokens and seconds.
 _BUCKETS_AT = 3
 
 M = TypeVar("M", bound=MetricWrapperBase)
 
-# A series more for each counter that says when its process began would tell nothing that its restart does not show.
+# The series with the start time of each counter add nothing: a restart shows as a
+# counter that begins again.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """One metric as people meet it; a label without values here has those that operators or our reasons give it."""
+    """The description of one metric. A label without values here gets them from operators' names or
+    from our reasons."""
 
     name: str
     kind: str
@@ -87,7 +90,7 @@ _pinned: dict[str, set[str]] = {label: set() for label in _NAMED_BY_OPERATORS}
 
 
 class MetricFamily(Generic[M]):
-    """A metric with labels. `of` gives the one to count on, for values that may be anything."""
+    """A metric with labels. `of` returns the series to count on; label values may be anything."""
 
     def __init__(self, made: M, labels: dict[str, frozenset[str]]) -> None:
         self.made = made
@@ -96,7 +99,8 @@ class MetricFamily(Generic[M]):
         self._children: dict[tuple[str, ...], M] = {}
 
     def of(self, *values: str) -> M:
-        """Return the series with these label values, as far as they are in the closed sets."""
+        """Return the series with these label values; a value outside its closed set
+        becomes `other`."""
         child = self._children.get(values)
         if child is None:
             closed = tuple(self._closed(*pair) for pair in zip(self._labels, values, strict=True))
@@ -107,7 +111,7 @@ class MetricFamily(Generic[M]):
         return child
 
     def forget(self) -> None:
-        """Drop every series: for gauges of things that may be gone."""
+        """Drop every series, for gauges of things that may be gone."""
         self._children.clear()
         self.made.clear()
 
@@ -117,7 +121,7 @@ class MetricFamily(Generic[M]):
         if known := self._labels[label]:
             return value if value in known else OTHER
         if value not in self._reasons:
-            # A lone surrogate cannot be written out, and would take all other metrics with it.
+            # A lone surrogate cannot be encoded, and would make the whole scrape fail.
             if len(self._reasons) >= REASONS_MAX or not value.isprintable():
                 return OTHER
             self._reasons.add(value)
@@ -125,17 +129,18 @@ class MetricFamily(Generic[M]):
 
 
 def size_of(count: int) -> str:
-    """The size class of a job with so many items."""
+    """Return the size class of a job with this number of items."""
     return _SIZES[bisect_left(_SIZE_BOUNDS, count)]
 
 
 def endpoint_of(path: str) -> str:
-    """An endpoint as a label."""
+    """Return an endpoint as a label."""
     return _ENDPOINT_OF.get(path, OTHER)
 
 
 def pin(*, models: Iterable[str], deployments: Iterable[str]) -> None:
-    """The names that an operator gave: the only ones that are shown, the first 200 of each kind."""
+    """Allow these names, which an operator gave, as labels: only they are shown, at
+    most 200 of each kind."""
     for label, names in (("model", models), ("deployment", deployments)):
         _pinned[label].update(list(names)[:PINNED_MAX])
         while len(_pinned[label]) > PINNED_MAX:
@@ -143,12 +148,13 @@ def pin(*, models: Iterable[str], deployments: Iterable[str]) -> None:
 
 
 def text() -> bytes:
-    """Everything as Prometheus reads it."""
+    """Return all metrics in the text format of Prometheus."""
     return generate_latest(REGISTRY)
 
 
 def counted(metric: Counter | MetricFamily[Counter]) -> dict[str, int]:
-    """What this process counted so far, by label; without one, under an empty name."""
+    """Return what this process counted so far, by label values; under an empty name if
+    there are no labels."""
     made = metric if isinstance(metric, Counter) else metric.made
     samples = [sample for family in made.collect() for sample in family.samples]
     return {",".join(sample.labels.values()): int(sample.value) for sample in samples}
@@ -168,7 +174,8 @@ def _counter(name: str, about: str) -> Counter:
 
 
 def _counters(name: str, about: str, **labels: Iterable[str]) -> MetricFamily[Counter]:
-    """Make a counter. Where all its labels are known, each series begins with 0: Prometheus sees no increase in one that begins with 1."""
+    """Make a counter. If all its labels are known, each series begins with 0: Prometheus sees no
+    increase in one that begins with 1."""
     made = Counter(_named(name, "counter", about, labels), about, list(labels), registry=REGISTRY)
     for values in product(*(tuple(known) for known in labels.values())):
         made.labels(*values)
@@ -199,9 +206,11 @@ def _sets(labels: dict[str, Iterable[str]]) -> dict[str, frozenset[str]]:
 
 
 class ItemCounts(Collector):
-    """The items of this worker. Each is counted in plain numbers, and a scrape makes six metrics of them: to count in each takes 9 µs.
+    """The counts of this worker's items. Items are counted in plain numbers, and a scrape makes six
+    metrics of them, because counting each item in six metrics takes 9 µs.
 
-    The counts of a model, a mode and whether there was an answer: input tokens, output tokens, seconds, and how many fell in each bucket.
+    Counts are kept by model, mode and whether there was an answer: input tokens, output tokens,
+    seconds, and a count for each bucket.
     """
 
     def __init__(self) -> None:
@@ -230,7 +239,8 @@ class ItemCounts(Collector):
         self._allowed[_ENDPOINT_OF.get(endpoint, OTHER)] += 1
 
     def count_ended(self, model: str, mode: str, took_s: float, usage: Usage | None) -> None:
-        """Count one item that ended. `mode` is how a chat was sent, and empty for all else; an item without an answer has no usage."""
+        """Count one item that ended. `mode` is how a chat was sent, and empty for other endpoints.
+        An item without an answer has no usage."""
         of = (model if model in _pinned["model"] else OTHER, mode, usage is not None)
         counts = self._counts.get(of)
         if counts is None:
@@ -367,10 +377,10 @@ workers = _gauges(
     "workers", "Processes that beat within their leases, and those of them that hold slices.", state=("alive", "active")
 )
 
-# Every process tells these of the whole store, so that over processes they are not to be added up.
+# Every process reports these for the whole store, so they must not be summed over processes.
 OF_STORE = (jobs, items, oldest_item_age_seconds, queue_jobs, queue_work_units, oldest_job_age_seconds, workers)
 
-# ---- what became of jobs and items here
+# ---- how jobs and items ended here
 
 jobs_processed = _counters(
     "jobs_processed_total",
@@ -633,7 +643,7 @@ upstream_connection_waits = _counters(
 )
 
 
-# ---- counting what takes several metrics
+# ---- counting an event in several metrics
 
 _RESULT_OF = {
     JobState.COMPLETED: "success",
@@ -644,7 +654,7 @@ _RESULT_OF = {
 
 
 def count_job_end(job: Job | None) -> None:
-    """Count a job that ended just now, by the moments that the store wrote down."""
+    """Count a job that ended just now, by the times in the store."""
     if job is None or job.state not in _RESULT_OF:
         return
     ended_at = job.completed_at or job.failed_at or job.expired_at or job.cancelled_at or job.created_at

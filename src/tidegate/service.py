@@ -1,4 +1,5 @@
-"""The composition root: opened parts become a router, loops and a web app. Only it and `storage.py` pick a backend."""
+"""The composition root: makes a router, loops and a web app of opened parts. Only it and
+`storage.py` pick a backend."""
 
 import asyncio
 import functools
@@ -51,7 +52,8 @@ from tidegate.worker.reporting import Reporting
 from tidegate.worker.unleased import Unleased
 from tidegate.worker.worker import Worker, WorkerPorts
 
-# What a process does not use is not loaded: a `tidegate run` has no web app, no Redis and no S3, and starts in half the time.
+# A process loads only what it uses: `tidegate run` without the web app, Redis and S3
+# starts in half the time.
 if TYPE_CHECKING:
     from tidegate.web.app import Api
     from tidegate.web.context import WebContext
@@ -62,9 +64,10 @@ log = structlog.get_logger()
 _PREDECESSORS_MAX = 100
 TRACES_STOP_S = 3.0
 NOTICE_TIMEOUT_S = 2.0
-# What a run reads inside its own process, with 512 bytes for each line: about 80,000 lines of 1 kB.
+# The largest input that a run reads inside its own process, with 512 bytes for each line: about
+# 80,000 lines of 1 kB.
 RUN_INPUT_BYTES_MAX = 128 << 20
-# Without one every batch would wait for ever: better to say so at the start.
+# Without a model server every batch would wait forever, so the start fails.
 NO_MODEL_SERVER = (
     "No model server is known: name one with --upstream http://HOST:PORT/v1, list models in a --config file, or add one "
     "with `tidegate deployments add`. `tidegate simulate` is one to try with."
@@ -72,14 +75,15 @@ NO_MODEL_SERVER = (
 
 
 class Roles(msgspec.Struct, frozen=True):
-    """What a process does: answer the API, run items, or both."""
+    """The roles of a process: it answers the API, runs items, or both."""
 
     api: bool
     worker: bool
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What a process that has started is called and where it listens; empty where it does not."""
+    """The id of a process that has started, and the addresses where it listens; an
+    address is empty if it does not."""
 
     worker_id: str
     api: str
@@ -95,7 +99,8 @@ async def run(
     file: SettingsFile | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> None:
-    """Run one process of Tidegate until `stop` is set, and follow `file`. `on_wait` gets which process the start waits for."""
+    """Run one process of Tidegate until `stop` is set, and follow changes of `file`. `on_wait` gets
+    the process that the start waits for."""
     from tidegate.web.gauges import Gauges
     from tidegate.web.health import Health
     from tidegate.web.scrape import scraped
@@ -157,7 +162,8 @@ async def run(
 
 
 async def _ready_keys(parts: Parts) -> None:
-    """Agree with other API processes on the pepper, keep the key that the settings name, and log that a first key is missing."""
+    """Agree with other API processes on the pepper, store the key that the settings name, and log
+    if a first key is missing."""
     from tidegate.web.admin.audit import AuditTrail
     from tidegate.web.admin.keys import bootstrap_key
     from tidegate.web.http.loopback import is_loopback, require_key
@@ -177,7 +183,8 @@ async def _ready_keys(parts: Parts) -> None:
 
 @asynccontextmanager
 async def _traced() -> AsyncIterator[None]:
-    """Send traces where OTEL_* variables ask for them. What is missing for that is logged, and no reason not to start."""
+    """Send traces if OTEL_* variables ask for them. If something is missing for that,
+    log it and start anyway."""
     wanted, problem = wants_traces()
     if wanted:
         try:
@@ -194,9 +201,10 @@ async def _traced() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> AsyncIterator[tuple[str, str]]:
-    """Listen for callers, and for operators on the same port where that is this machine's alone, else on `admin.port`.
+    """Listen for callers, and for operators: on the same port if only this machine can reach it,
+    else on `admin.port`.
 
-    Yield the address of each; operators may have none."""
+    Yield both addresses; that of operators may be empty."""
     from tidegate.web.app import AppPart
     from tidegate.web.http.loopback import is_loopback
     from tidegate.web.http.serving import ListenLimits, listen_limits, listening
@@ -221,7 +229,8 @@ async def _api_listening(app: "Api", parts: Parts, stop: asyncio.Event) -> Async
 
 @asynccontextmanager
 async def callback_sender(settings: Settings) -> AsyncIterator[CallbackSender]:
-    """The way to receivers and files that tenants name, under the rules that the operator set."""
+    """Open the client that calls receivers and reads files that tenants name, under the
+    operator's rules."""
     sender = CallbackSender(settings.callbacks.rules(), f"Tidegate/{__version__}")
     try:
         yield sender
@@ -235,7 +244,8 @@ def _worker(make: Callable[[], Worker], parts: Parts, me: Registration, *, is_ke
 
 
 class Working(msgspec.Struct, frozen=True):
-    """A worker beside the caller's own code, and what it stands on. It runs the jobs of `share_owner`, or without one those of all."""
+    """A worker beside the caller's own code, with its parts. It runs the jobs of `share_owner`, or
+    all jobs if that is None."""
 
     parts: Parts
     incarnation: Registration
@@ -245,7 +255,7 @@ class Working(msgspec.Struct, frozen=True):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Have the worker run what is there, and let it finish what is in flight at the end."""
+        """Run the worker during the block, and let it finish what is in flight at the end."""
         stop = asyncio.Event()
         task = asyncio.create_task(self.worker.run(stop))
         try:
@@ -257,13 +267,15 @@ class Working(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def working(settings: Settings, names: Sequence[str] = ()) -> AsyncIterator[Working]:
-    """A worker that has not begun, in this process and without a server: what `tidegate run` stands on.
+    """Open a worker that has not begun, in this process and without a server, for `tidegate run`.
 
-    `names` are those of the run, its jobs' name first. Over an embedded store no other process runs under one of them, and this one runs
-    nothing else, for other runs there may have other model servers. Without names it is a worker of all."""
+    `names` are the names of the run, its jobs' name first. Over an embedded store no other process
+    runs under any of them, and this one runs nothing else, because other runs may have other model
+    servers. Without names the worker runs all jobs."""
     failpoints.arm(settings.failpoints)
     if not settings.store.is_postgresql:
-        # This event loop has no callers who would wait, so an input need not wait for a process of its own to start.
+        # No callers wait for this event loop, so it can read the input itself, without
+        # starting a process for that.
         settings = replace(settings, ingest=replace(settings.ingest, small_bytes_max=RUN_INPUT_BYTES_MAX))
     has_owner = bool(names) and not settings.store.is_postgresql
     async with _traced(), opened(settings, is_alone=not has_owner) as alone, _noticed(alone) as parts:
@@ -278,7 +290,8 @@ async def working(settings: Settings, names: Sequence[str] = ()) -> AsyncIterato
 
 @asynccontextmanager
 async def _registered_run(parts: Parts, names: Sequence[str], share_owner: str | None) -> AsyncIterator[Registration]:
-    """Register this process for one share owner, under these names; the worker that had them before and died is gone from here on."""
+    """Register this process for one share owner, under these names. Declare the dead workers that
+    had these names before gone."""
     if share_owner is None:
         await _bury_predecessors(parts)
         me = _incarnation(parts, WorkerDuty(servers=servers_name(parts.settings)))
@@ -295,7 +308,7 @@ async def _registered_run(parts: Parts, names: Sequence[str], share_owner: str |
 
 
 class Estimating(msgspec.Struct, frozen=True):
-    """What says how a job would go, and takes in the file that it is about."""
+    """The parts that estimate a job and take in its input file."""
 
     parts: Parts
     reception: Reception
@@ -304,7 +317,8 @@ class Estimating(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
-    """The check of a job in this process, without a server and without a worker: nothing is sent."""
+    """Open the check of jobs in this process, without a server and without a worker.
+    Nothing is sent."""
     from tidegate.web.jobs.creation import JobCreation
     from tidegate.web.jobs.validation import JobValidation
 
@@ -322,8 +336,9 @@ async def estimating(settings: Settings) -> AsyncIterator[Estimating]:
 
 
 async def probe_upstreams(settings: Settings, more: Sequence[Deployment] = ()) -> list[Probe]:
-    """Ask every deployment that is called from here whether it is there and which models it serves; needs no store."""
-    # Nothing is sent from here to one that has a queue.
+    """Ask every deployment that is called from here whether it answers and which models it serves.
+    No store is needed."""
+    # A deployment with a queue is never called from here.
     asked = [one for one in deployments(settings) if one.queue is None]
     router = open_router(settings.http.limits(), SystemClock(), SystemEntropy())
     try:
@@ -336,7 +351,8 @@ async def probe_upstreams(settings: Settings, more: Sequence[Deployment] = ()) -
 
 
 async def knows_model(settings: Settings, model: str) -> bool:
-    """Ask every deployment that is called from here whether it knows this model by its name; needs no store."""
+    """Ask every deployment that is called from here whether it knows this model by its
+    name. No store is needed."""
     asked = [one for one in deployments(settings) if one.queue is None]
     router = open_router(settings.http.limits(), SystemClock(), SystemEntropy())
     try:
@@ -347,7 +363,8 @@ async def knows_model(settings: Settings, model: str) -> bool:
 
 
 async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, QueueState | QueueAway]]:
-    """How the queue of each of these stands that has one; needs no store."""
+    """Return the state of the queue of each of these deployments that has one. No store
+    is needed."""
     found: list[tuple[Deployment, QueueState | QueueAway]] = []
     for one in served:
         if one.queue is None:
@@ -363,7 +380,8 @@ async def queue_states(served: Iterable[Deployment]) -> list[tuple[Deployment, Q
 
 
 async def _bury_predecessors(parts: Parts) -> None:
-    """Declare all other workers of an embedded store gone: this process has it to itself, so their leases need not run out."""
+    """Declare all other workers of an embedded store gone, without waiting for their leases: only
+    this process has the store."""
     if parts.settings.store.is_postgresql:
         return
     for row in await parts.store.list_workers(_PREDECESSORS_MAX):
@@ -400,7 +418,8 @@ async def _router(
             limits = dealt
         capacity = Capacity(
             limits=limits,
-            # Over an embedded store each process keeps to its own slots: a server is alone there, and each run has a bound of its own.
+            # Over an embedded store each process counts its own slots: a server is alone there, and
+            # each run has its own bound.
             worker_id=(lambda: me.id) if settings.store.is_postgresql else None,
             discovered=parts.store,
             rests=parts.shared,
@@ -437,7 +456,8 @@ def _open_queue(named: Queue, *, owner: str) -> RequestQueue:
 
 @asynccontextmanager
 async def _notices(parts: Parts) -> AsyncIterator[Notices | None]:
-    """What carries notices between processes: Redis where there is one, else the database, unless a pooler hides who listens."""
+    """Open the channel of notices between processes: Redis if there is one, else the database,
+    unless a transaction pooler hides listeners."""
     store = parts.settings.store
     if parts.shared is not None or not store.is_postgresql or store.pooler == "transaction":
         yield parts.shared
@@ -455,7 +475,7 @@ async def _notices(parts: Parts) -> AsyncIterator[Notices | None]:
 
 @asynccontextmanager
 async def _noticed(parts: Parts) -> AsyncIterator[Parts]:
-    """The same parts, whose wake-ups also reach the other processes, where there can be any."""
+    """Yield the parts with wake-ups that also reach other processes, if there can be any."""
     async with _notices(parts) as notices:
         if notices is None:
             yield parts
@@ -463,7 +483,7 @@ async def _noticed(parts: Parts) -> AsyncIterator[Parts]:
         me = parts.entropy.token_bytes(8).hex()
         noticed = {name: NoticedWake(notices, parts.clock, name, me) for name in ("inputs", "slices", "jobs")}
         if parts.shared is not None:
-            # Redis has a channel for these already.
+            # Redis already has a channel for inputs.
             del noticed["inputs"]
         for one in noticed.values():
             one.start()
@@ -475,7 +495,8 @@ async def _noticed(parts: Parts) -> AsyncIterator[Parts]:
 
 
 def deployment_policy(settings: Settings) -> DeploymentPolicy:
-    """A deployment rests no longer than the operator lets one ask for; otherwise its items would come back and find it resting."""
+    """Return the policy of deployments. None rests longer than `retry_after_ms_max`, or its items
+    would come back while it rests."""
     return DeploymentPolicy(
         retry_budget=RetryBudgetPolicy(settings.retry.budget_share, settings.retry.budget_min),
         retry_after_ms_max=settings.retry.retry_after_ms_max,
@@ -488,7 +509,7 @@ def deployment_policy(settings: Settings) -> DeploymentPolicy:
 def build_worker(
     parts: Parts, me: Registration, router: Router, live_config: LiveConfig, files: FileSource | None = None
 ) -> Worker:
-    """A worker over these parts; `files` is the way to files that requests name."""
+    """Build a worker over these parts; `files` reads the files that requests name."""
     return Worker(
         WorkerPorts(parts.store, _counted(parts, "processor"), router, parts.clock, parts.entropy, parts.wakes, files),
         me,
@@ -499,7 +520,7 @@ def build_worker(
 
 
 def _event_bodies(parts: Parts) -> dict[str, EventBodies]:
-    """What words the events of jobs, for the doors that have words of their own."""
+    """Return the writers of job events, for the doors with event bodies of their own."""
     bytes_max = parts.settings.callbacks.body_bytes_max
     bodies: dict[str, EventBodies] = {}
     for door in DOORS:

@@ -1,6 +1,6 @@
-"""What every command stands on: the store and the blobs of its settings, opened.
+"""Opens the store and the blobs of the settings, which every command needs.
 
-It loads no more than that, for a command that looks at a batch should take no longer than the look.
+It loads nothing else, so that a command that reads one batch starts quickly.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     Bucket = Objects
 
 
-# Entries of the audit in one transaction while a store is brought to a newer schema.
+# Entries of the audit that one transaction chains while a store is migrated.
 CHAINED_AT_ONCE = 1_000
-# How long a process that wants an embedded store to itself waits for a command that writes there.
+# A process that wants an embedded store to itself waits this long for a command that writes there.
 COMMAND_LOOK_S, COMMAND_LOOKS = 0.05, 60
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """What every command stands on."""
+    """The opened parts that every command needs."""
 
     settings: Settings
     store: Store
@@ -64,10 +64,11 @@ async def opened(
 ) -> AsyncIterator[Parts]:
     """Open the store and the blobs of these settings, at the current schema, and close them at the end.
 
-    With `is_alone` no other process may write to an embedded store meanwhile; `on_wait` gets, once, which process this one waits for."""
+    With `is_alone` no other process may write to an embedded store meanwhile; `on_wait` gets, once,
+    the process that this one waits for."""
     clock, entropy = SystemClock(), SystemEntropy()
     if not read_only:
-        # What callers send is theirs and the operator's: no other user of this machine may read it.
+        # Callers' data belongs to them and the operator: no other user of this machine may read it.
         make_directories(settings.data_dir)
         if not settings.store.is_postgresql:
             make_directories(local_path(settings.store.location).parent)
@@ -105,7 +106,8 @@ async def opened(
 
 
 async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) -> None:
-    """The embedded store keeps itself current, and an empty database gets its schema; an older one waits for the operator."""
+    """Migrate an embedded store, and give an empty database its schema. Raise if a database has an
+    older schema: its operator migrates it."""
     if not read_only and (not settings.store.is_postgresql or await store.schema_version() == 0):
         await store.migrate()
     await store.require_schema()
@@ -114,7 +116,7 @@ async def _ready_schema(store: Store, settings: Settings, *, read_only: bool) ->
 
 
 async def migrate(settings: Settings) -> list[int]:
-    """Bring the store to this program's schema. Return which versions ran."""
+    """Migrate the store to this program's schema. Return the versions that ran."""
     store = Store(_driver(settings, SystemClock(), read_only=False))
     try:
         return await _migrate(store)
@@ -123,21 +125,22 @@ async def migrate(settings: Settings) -> list[int]:
 
 
 async def _migrate(store: Store) -> list[int]:
-    """Bring the store to this program's schema, and chain its audit."""
+    """Migrate the store to this program's schema, and chain its audit."""
     ran = await store.migrate()
     await _chain_audit(store)
     return ran
 
 
 async def _chain_audit(store: Store) -> None:
-    """Chain what programs of an earlier version noted, before anything new is: retention removes the chain's first entries, so the oldest
-    must come first. It also goes on where a migration was cut short."""
+    """Chain the audit entries of earlier versions before any new entry: retention
+    removes the chain's first entries, so the oldest must come first. It also continues
+    after a migration that was interrupted."""
     while await store.chain_audit(CHAINED_AT_ONCE):
         pass
 
 
 async def is_empty(settings: Settings) -> bool:
-    """Return whether the database is there and has no schema yet."""
+    """Return whether the database has no schema yet."""
     store = Store(_driver(settings, SystemClock(), read_only=True))
     try:
         return await store.schema_version() == 0
@@ -146,7 +149,8 @@ async def is_empty(settings: Settings) -> bool:
 
 
 async def _alone(settings: Settings, clock: Clock, on_wait: Callable[[str], None] | None) -> Driver:
-    """The driver of a process that has an embedded store to itself. A command that writes there is done in a moment: it is waited for."""
+    """Return the driver of a process that has an embedded store to itself. Wait for a command that
+    writes there: it takes a moment."""
     for look in range(COMMAND_LOOKS):
         try:
             return _driver(settings, clock, read_only=False)
@@ -192,7 +196,7 @@ def _blobs(settings: Settings, *, read_only: bool) -> Blobs:
 
 @asynccontextmanager
 async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
-    """Where bytes lie, without a store beside it."""
+    """Open the blobs alone, without a store."""
     blobs = _blobs(settings, read_only=False)
     try:
         yield blobs
@@ -201,12 +205,14 @@ async def open_blobs(settings: Settings) -> AsyncIterator[Blobs]:
 
 
 def passing_files(settings: Settings) -> AbstractContextManager[Path]:
-    """A directory for what only passes through this process."""
+    """Return a directory for files that only pass through this process; it is removed
+    at the end."""
     return scratch_directory(settings.data_dir / "scratch")
 
 
 def open_bucket(settings: Settings, scheme: str, bucket: str, folder: str = "") -> "Bucket":
-    """A bucket (`s3`) or container (`az`) of the caller's own or a folder in it, at the address and with the keys of `blobs`."""
+    """Open the caller's own bucket (`s3`) or container (`az`), or a folder in it, at the address
+    and with the keys of `blobs`."""
     from tidegate.backends.blobs_s3_client import Objects
 
     return Objects(replace(_s3_settings(settings, bucket), is_azure=scheme == "az", prefix=folder))
@@ -227,7 +233,8 @@ def _s3_settings(settings: Settings, bucket: str) -> "S3Settings":
 
 
 async def added_deployments(settings: Settings) -> Added:
-    """What was added at run time, as this process could use it; nothing where there is no store yet, or it cannot be read."""
+    """Return what was added at run time, as this process could use it; nothing if there is no store
+    yet or it cannot be read."""
     if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
         return Added()
     try:

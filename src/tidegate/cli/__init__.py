@@ -1,4 +1,5 @@
-"""The commands: parse, call, print. What a command does is done elsewhere."""
+"""The commands: each parses its arguments, calls the engine and prints. The work itself
+is done elsewhere."""
 
 from tidegate.cli.terminal.loading import collect_seldom
 

@@ -1,6 +1,8 @@
-"""The commands under one name, and the one place where an error becomes a sentence and an exit code.
+"""The program `tidegate` with its commands, and the one place where an error becomes a
+sentence and an exit code.
 
-Exit codes: 0 success, 1 the work was done but something in it failed, 2 it could not be done as asked, 130 interrupted.
+Exit codes: 0 success, 1 the work was done but something in it failed, 2 it could not be done as
+asked, 130 interrupted.
 """
 
 import io
@@ -56,22 +58,24 @@ def tidegate_command(
 
 
 def _open_standard_streams() -> None:
-    """Open the null device where the process was started with a closed stdin, stdout or stderr (`2>&-`).
+    """Open the null device for each standard stream that was closed at the start (`2>&-`).
 
-    The next file or socket would get the free number: messages would be written into it, and the event loop aborts the process."""
+    Otherwise the next file or socket would get the free number: messages would be written into it,
+    and the event loop would abort."""
     number = os.open(os.devnull, os.O_RDWR)
     while number <= STDERR:
         os.set_inheritable(number, True)
         number = os.open(os.devnull, os.O_RDWR)
     os.close(number)
-    # Python has no object for a stream that was closed at its start.
+    # Python has no object for a stream that was closed at the start.
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
 
 
 class _Words(io.FileIO):
-    """Stderr that drops what it cannot write: a full disk, or a reader that has left, must not stop the work."""
+    """Stderr that drops what it cannot write: a full disk or a closed pipe must not
+    stop the work."""
 
     def write(self, words: "ReadableBuffer", /) -> int:
         try:
@@ -88,7 +92,8 @@ def _let_words_be_lost() -> None:
 
 
 def _not_text() -> str:
-    """What this command was given, or where it was started, that has bytes in it that are no UTF-8; empty when nothing has."""
+    """Return the first argument, or the working directory, that is not valid UTF-8;
+    empty if all are."""
     from tidegate.cli.terminal import terminal
 
     odd = [shown for name in (*sys.argv[1:], os.getcwd()) if (shown := terminal.as_text(name)) != name]
@@ -96,10 +101,10 @@ def _not_text() -> str:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     _open_standard_streams()
     _let_words_be_lost()
-    # Taken out here, so that it may stand anywhere and no command has to declare it.
+    # Removed here, so that it may stand anywhere and no command has to declare it.
     debug = DEBUG in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != DEBUG]
     try:
@@ -108,7 +113,8 @@ def main() -> None:
         except StoreTaken:
             from tidegate.cli.terminal import server_client
 
-            # A server took the store between the look for one and the opening: nothing is done yet, and now there is one to ask.
+            # A server took the store after this command had looked for one: nothing is done yet, so
+            # ask the server now.
             if server_client.looks[-1:] != [None]:
                 raise
             app(arguments, prog_name="tidegate")

@@ -1,4 +1,5 @@
-"""Every command by name, loaded when it is called: a start pays only for what it uses."""
+"""The table of all commands. Each is loaded when it is called, so that a start loads
+only what it uses."""
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
@@ -11,12 +12,12 @@ import typer.main
 from tidegate.cli.terminal.loading import load_logging
 
 EXAMPLE = "Example: "
-# Before a paragraph it tells click to print its lines as they are.
+# Before a paragraph, this tells click to print its lines as they are.
 UNWRAPPED = "\b"
 
 
 class Entry(NamedTuple):
-    """Where a command is, and its line in the help."""
+    """The module and name of a command, and its line in the help."""
 
     module: str
     attribute: str
@@ -62,7 +63,7 @@ class CompletedName(NamedTuple):
 
 
 class LoadedCommands(MutableMapping[str, Any]):
-    """The commands of the table by name, each loaded when it is asked for."""
+    """The commands of the table by name, each loaded at its first use."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Any] = {}
@@ -86,7 +87,7 @@ class LoadedCommands(MutableMapping[str, Any]):
 
 
 class LazyCommands(typer.core.TyperGroup):
-    """The commands of the table. The help shows their lines without loading them."""
+    """The group of all commands. Its help shows their lines without loading them."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -121,7 +122,8 @@ def _load(name: str, entry: Entry) -> Any:
 
 
 def _keep_examples_whole(command: Any) -> None:
-    """Mark examples as text that is not wrapped: one that is broken over two lines cannot be copied."""
+    """Mark examples as text that is not wrapped: an example broken over two lines
+    cannot be copied."""
     if command.help:
         command.help = command.help.replace(f"\n\n{EXAMPLE}", f"\n\n{UNWRAPPED}\n{EXAMPLE}")
     for inner in getattr(command, "commands", {}).values():
