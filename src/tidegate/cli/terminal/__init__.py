@@ -1,1 +1,2 @@
-"""What every command stands on: options, words on the terminal, progress, result files, and the running server."""
+"""The parts that commands share: options, words on the terminal, progress, result
+files, and the running server."""

@@ -1,4 +1,4 @@
-"""What a batch or a run would take, in a few short lines for people."""
+"""Writes the estimate of a batch or a run as a few short lines for people."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ ERRORS_SHOWN_MAX = 10
 
 
 def for_people(estimate: "JobEstimate", *, is_valid: bool, unit: str = "line") -> str:
-    """The estimate as a few short lines."""
+    """Return the estimate as a few short lines."""
     if not estimate.item_count and is_valid:
         return "requests 0: nothing would be sent"
     lines = [f"requests {estimate.item_count:,}"]

@@ -1,4 +1,4 @@
-"""Why lines failed: each cause with its count and one example."""
+"""The causes of failed lines, each with its count and one example."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import chain
@@ -31,7 +31,8 @@ class _FailedLine(msgspec.Struct):
 
 
 class Cause(msgspec.Struct):
-    """One cause of failures. `words` are its status and code; `message` and `custom_id` are those of the first line that has it."""
+    """One cause of failures. `words` are its status and code; `message` and `custom_id` come from
+    the first line with this cause."""
 
     words: str
     message: str
@@ -77,6 +78,6 @@ def _read(line: bytes) -> tuple[str, str, str]:
     response = failed.response or _FailedResponse()
     error = response.body.error if isinstance(response.body.error, dict) else {}
     status = str(response.status_code)
-    # vLLM puts the status into `code` once more; its `type` then says more.
+    # vLLM repeats the status in `code`; its `type` says more.
     named = [str(error[name]) for name in ("code", "type") if error.get(name) and str(error[name]) != status]
     return " ".join([status, *named[:1]]), str(error.get("message") or ""), custom_id

@@ -1,7 +1,8 @@
-"""What one `tidegate run` is about: its input, where its results go, and the name by which the same command finds it again.
+"""The input of one `tidegate run`, where its results go, and the batch id by which the
+same command finds it again.
 
-The name is made from the input's bytes, the upstream and the options, so a second run with the same three is the same
-batch, whatever happened to the first; keys and speed are no part of it.
+The id is made from the input's bytes, the upstream and the options, so a second run with the same
+three is the same batch, whatever happened to the first. Keys and speed are no part of it.
 """
 
 import hashlib
@@ -32,19 +33,19 @@ PIECE_BYTES = 1 << 20
 # A first line may hold pictures.
 FIRST_LINE_BYTES_MAX = 64 << 20
 STREAM = "-"
-# Names that promise another format than the one that is written.
+# Results are written as plain text, so these endings would be wrong.
 COMPRESSED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip"))
 NO_CONTROLS = JobControls()
-# More models than a caller would name on purpose: the rest are not checked beforehand.
+# No input names more models on purpose: models beyond this are not checked beforehand.
 MODELS_MAX = 1_000
 SERIES_CHARS = 32
 URL_CHARS_SHOWN = 80
 BOM = b"\xef\xbb\xbf"
-# So much of a chunk is looked at again with the next one, for a url that stands across their border.
+# This much of a chunk's end is searched again with the next chunk, for a url across their border.
 PATH_BYTES_MAX = 256
 _PATH = re.compile(rb'"url"\s{0,8}:\s{0,8}"(/[^"\\]{1,200})"')
 _CUSTOM_ID = re.compile(rb'"custom_id"\s{0,8}:\s{0,8}"([\x20\x21\x23-\x5b\x5d-\x7e]{1,512})"')
-# The same where a line begins with it, as most do: then the rest of the line need not be looked at.
+# Most lines begin with their custom_id: then the rest of the line need not be searched.
 _FIRST_ID = re.compile(rb'\{\s{0,8}"custom_id"\s{0,8}:\s{0,8}"([\x20\x21\x23-\x5b\x5d-\x7e]{1,512})"')
 _MODEL = re.compile(rb'"model"\s{0,8}:\s{0,8}"([^"\\]{1,200})"')
 
@@ -66,9 +67,11 @@ _asking = msgspec.json.Decoder(_AskingLine)
 
 
 class Input(msgspec.Struct, frozen=True):
-    """An input that lies on this disk: the caller's own file, or what came in on stdin. `endpoint` is that of the first line, or MIXED
-    where lines name different ones; `is_blank`: there is no request in it. `perhaps_models` are what look like names of models, also
-    where they stand in a prompt."""
+    """An input on this disk: the caller's own file, or a copy of what came in on stdin.
+
+    - `endpoint` is that of the first line, or MIXED if lines name different ones.
+    - `is_blank`: it has no request.
+    - `perhaps_models` are all texts that look like names of models, even inside a prompt."""
 
     path: Path
     name: str
@@ -84,8 +87,8 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class RunOptions(msgspec.Struct, frozen=True):
-    """What the caller asked for. Only the endpoint, the model, parameters and the schema make it another run: the rest is
-    how it goes and looks."""
+    """The options that the caller gave. Only a change of the endpoint, the model, the parameters or
+    the schema makes another run."""
 
     endpoint: str
     ordered: bool = False
@@ -102,15 +105,17 @@ class RunOptions(msgspec.Struct, frozen=True):
 
     @property
     def meant(self) -> list[object]:
-        """What makes it another run, whatever the endpoint."""
+        """Return the options that make it another run, without the endpoint."""
         parameters = [self.defaults, self.overrides] if self.defaults or self.overrides else []
-        # How often, and of whom, an answer that does not fit is asked again makes the others no different.
+        # How often, and by which model, an unfit answer is asked again does not change
+        # the other answers.
         schema = None if self.answers is None else AnswerTerms(self.answers.schema)
         return [self.model, schema, *parameters]
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """Where answers and failed lines go; None for the answers is stdout, None for the errors is nowhere."""
+    """The files of answers and of failed lines. Without `results` answers go to stdout; without
+    `errors` failed lines go nowhere."""
 
     results: Path | None
     errors: Path | None
@@ -118,12 +123,13 @@ class Targets(msgspec.Struct, frozen=True):
 
     @property
     def results_name(self) -> str | None:
-        """The answers' place as the caller knows it."""
+        """Return the place of the answers as the caller knows it."""
         return self.remote or (terminal.as_text(str(self.results)) if self.results is not None else None)
 
     @property
     def errors_name(self) -> str | None:
-        """The failed lines' place as the caller knows it; in a bucket they lie beside the answers."""
+        """Return the place of the failed lines as the caller knows it; in a bucket they
+        are beside the answers."""
         if self.errors is None:
             return None
         return (
@@ -134,7 +140,7 @@ class Targets(msgspec.Struct, frozen=True):
 
 
 def check_source(path: Path) -> None:
-    """Refuse what cannot be uploaded, before a server is asked."""
+    """Refuse a path that cannot be uploaded, before a server is asked."""
     if path.is_dir():
         raise SettingsError(f"{path} is a directory; name a JSONL file.")
     if not path.exists():
@@ -144,13 +150,13 @@ def check_source(path: Path) -> None:
 
 
 def is_passing(file: str) -> bool:
-    """Whether an input can be read only once: stdin, a pipe or another stream."""
+    """Return whether an input can be read only once: stdin, a pipe or another stream."""
     path = Path(file)
     return file == STREAM or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def read_input(file: str, spool_dir: Path, bytes_max: int) -> Input:
-    """Hash the input; a stream is first spooled to a file, for it cannot be read twice."""
+    """Read and hash the input. A stream is spooled to a file, because it cannot be read twice."""
     path = Path(file)
     try:
         if file == STREAM:
@@ -208,7 +214,7 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
             models.update(_MODEL.findall(seen))
         tail = seen[-PATH_BYTES_MAX:]
     endpoint, trouble = _endpoint_of(bytes(head))
-    # A body may hold what looks like a line's url: only the lines themselves tell.
+    # A body may hold text that looks like a line's url, so the lines are decoded.
     if endpoint is not None and len(paths) > 1 and _names_several(path):
         endpoint = MIXED
     sha256 = digest.hexdigest()
@@ -217,7 +223,8 @@ def _hashed(stream: IO[bytes], path: Path, name: str, bytes_max: int, spool: IO[
 
 
 def _keep(chunk: bytes, spool: IO[bytes]) -> None:
-    """Write what came in. That there is no room for it must not read as if the input were broken."""
+    """Write what came in. A full disk gets its own message, so that it does not read
+    like a broken input."""
     try:
         spool.write(chunk)
         spool.flush()
@@ -228,7 +235,8 @@ def _keep(chunk: bytes, spool: IO[bytes]) -> None:
 
 
 def _names_several(path: Path) -> bool:
-    """Whether the lines of this file name different endpoints. A line that cannot be read names none; ingest says what is wrong with it."""
+    """Return whether the lines of this file name different endpoints. Ingest reports
+    lines that cannot be read."""
     found: set[str] = set()
     with path.open("rb") as lines:
         for line in lines:
@@ -244,7 +252,8 @@ def _names_several(path: Path) -> bool:
 
 
 def models_of(path: Path) -> dict[str, int]:
-    """Return the models that the lines of an input ask for, each with the first line that does."""
+    """Return the models that the lines of an input ask for, each with the number of its
+    first line."""
     found: dict[str, int] = {}
     for number, line in _asking_lines(path):
         if line.body.model and len(found) < MODELS_MAX:
@@ -253,7 +262,7 @@ def models_of(path: Path) -> dict[str, int]:
 
 
 def order_of(path: Path) -> dict[str, int]:
-    """Return where in the input each custom_id stands."""
+    """Return the line number of each custom_id in the input."""
     order: dict[str, int] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -263,14 +272,14 @@ def order_of(path: Path) -> dict[str, int]:
             if found is not None:
                 order[found[1].decode()] = number
                 continue
-            # A prompt may hold what looks like one: only reading the line tells.
+            # A prompt may hold text that looks like a custom_id, so the line is decoded.
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 order[_asking.decode(line).custom_id] = number
     return order
 
 
 def _asking_lines(path: Path) -> Iterator[tuple[int, _AskingLine]]:
-    """Yield the lines that can be read, with their numbers; ingest says what is wrong with the others."""
+    """Yield the lines that can be read, with their numbers. Ingest reports the others."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -278,7 +287,7 @@ def _asking_lines(path: Path) -> Iterator[tuple[int, _AskingLine]]:
 
 
 def _endpoint_of(head: bytes) -> tuple[str | None, str]:
-    """The `url` of the first line, or what its author should know that lacks one."""
+    """Return the `url` of the first line and an empty text, or None and why there is none."""
     line = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     try:
         url = msgspec.json.decode(line, type=_Line).url
@@ -307,7 +316,7 @@ def _trouble_with(head: bytes, line: bytes) -> str:
 
 
 def targets(output: str | None, errors: str | None, source: Input) -> Targets:
-    """Where the results go, checked before any work is done."""
+    """Return where the results go; refuse a wrong place before any work is done."""
     if output is None:
         output = STREAM if source.is_spooled else f"{source.path.stem}.results.jsonl"
     results = None if output == STREAM else Path(output)
@@ -345,7 +354,7 @@ def check_target(path: Path, inputs: Sequence[Path], option: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        # A link that leads back to itself, or a name that is too long.
+        # The path is a link to itself, or too long.
         raise SettingsError(
             f"{path} cannot be written: {error.strerror}. Choose another place with {option}."
         ) from None
@@ -362,7 +371,8 @@ def check_target(path: Path, inputs: Sequence[Path], option: str) -> None:
 
 
 def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int) -> str:
-    """The id of the batch for this input, upstream and options; `turn` counts those that ended early or were begun afresh."""
+    """Return the id of the batch for this input, upstream and options; `turn` counts earlier ones
+    that ended early or were restarted."""
     upstream = _one_spelling(settings.upstream.url)
     meant = [run_options.endpoint, *run_options.meant]
     encoded = msgspec.json.encode([1, source.sha256, upstream, _routes(settings), meant, turn])
@@ -370,7 +380,8 @@ def job_id(source: Input, settings: Settings, run_options: RunOptions, turn: int
 
 
 def series(settings: Settings, run_options: RunOptions, *names: str) -> str:
-    """The name of all runs that read and write under these names, whatever the input holds, with this upstream and these options."""
+    """Return the common name of all runs with these input and output names, this upstream and these
+    options, whatever the input holds."""
     upstream = _one_spelling(settings.upstream.url)
     encoded = msgspec.json.encode(
         [[terminal.as_text(name) for name in names], upstream, _routes(settings), *run_options.meant]
@@ -389,6 +400,7 @@ def _routes(settings: Settings) -> dict[str, list[str]]:
 
 
 def _one_spelling(url: str) -> str:
-    """An upstream's address as most write it: one slash more or `/v1` less is the same server, and paid for only once."""
+    """Return an upstream's address in its usual form: with one slash more or without `/v1` it is
+    the same server, and paid for once."""
     base = url.rstrip("/")
     return base if not base or base.endswith("/v1") else f"{base}/v1"

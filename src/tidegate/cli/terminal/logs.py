@@ -1,4 +1,5 @@
-"""How log lines look: to stderr, one line each, fields capped, nothing in them that a terminal or a parser would obey."""
+"""The format of log lines: one line each on stderr, with capped fields and without characters that
+control a terminal or a parser."""
 
 import logging
 import re
@@ -17,19 +18,21 @@ from tidegate.settings import Settings
 FIELD_CHARS_MAX = 2_000
 TRACE_LINE_CHARS_MAX = 500
 REPEAT_S = 10.0
-# Of one event about different things, so many lines in that time.
+# The most lines of one event about different things within REPEAT_S.
 EVENT_LINES_MAX = 20
 _KNOWN_MAX = 1_000
 _LIMITED_LEVELS = ("warning", "error", "critical")
-# What differs from one time to the next, though it is the same thing that happens again.
+# These fields may differ although the same thing happens again.
 _WORDS = ("error", "problem", "fault", "message", "request_id")
-# No field is meant to hold a key: this is the second net, for what a library or a server says. A key's first characters say whose it is.
+# No field should hold a key: this catches keys in the texts of libraries and servers. The first
+# characters stay, because they name the key.
 _KEYS = re.compile(r"(tg_live_[0-9A-Za-z]{0,8}|\bsk-|\b[Bb]earer (?=\S*[0-9]))[\w.~+/=-]{12,}")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class _Stderr:
-    """Looks stderr up at every line, so that a progress bar which borrows it keeps its place."""
+    """A logger that looks up sys.stderr for every line, so that lines go through a progress bar
+    that replaces it."""
 
     def msg(self, line: str) -> None:
         sys.stderr.write(line + "\n")
@@ -39,14 +42,15 @@ class _Stderr:
 
 
 class _Libraries(logging.Handler):
-    """What a library says through Python's own logging, as a line like any other."""
+    """A handler that logs records of libraries, from Python's own logging, like any other event."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(record.levelno, "library", name=record.name, message=record.getMessage())
 
 
 class Repeats:
-    """Lets a warning or an error through once in a while, however often it is repeated; the next line that passes says how many did not."""
+    """A filter that passes a repeated warning or error only once in a while; the next one that
+    passes has the count of dropped ones."""
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
@@ -80,7 +84,8 @@ class Repeats:
 
 
 def configure(settings: Settings, *, quiet: bool = False) -> None:
-    """Set up logging once, before any work; `quiet` is for commands whose own words are the story."""
+    """Set up logging once, before any work. With `quiet` only errors are logged, for commands that
+    print their own messages."""
     level = _LEVELS[settings.logging.level]
     processors: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -103,7 +108,7 @@ def configure(settings: Settings, *, quiet: bool = False) -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, _Libraries) for handler in root.handlers):
         root.addHandler(_Libraries(logging.WARNING))
-    # A body that cannot be read is its sender's mistake, and answered to the sender.
+    # A body that cannot be parsed is its sender's mistake, and the sender gets an answer.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
@@ -117,7 +122,8 @@ def _capped(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
 
 
 def _capped_trace(trace: str) -> str:
-    """Keep the end of a traceback: the error itself and where it was raised stand there. No line of it may crowd out the others."""
+    """Keep the end of a traceback, which has the error and where it was raised, and cap each line
+    so that none crowds out the others."""
     lines = [
         line if len(line) <= TRACE_LINE_CHARS_MAX else line[:TRACE_LINE_CHARS_MAX] + "…" for line in trace.split("\n")
     ]

@@ -1,4 +1,5 @@
-"""Moments as people type them: a day, a day and a time of this machine's clock, or unix seconds."""
+"""Parses moments as people type them: a day, a day and a time of this machine's clock,
+or unix seconds."""
 
 import re
 from datetime import datetime

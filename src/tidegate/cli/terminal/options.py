@@ -1,4 +1,4 @@
-"""The options that several commands have, and the settings that they lead to."""
+"""The options that several commands share, and the settings that result from them."""
 
 import shlex
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ import typer
 
 from tidegate.core.errors import SettingsError
 
-# Settings take long to load, and completion and help do without them.
+# Settings take long to load, and completion and help do not need them.
 if TYPE_CHECKING:
     from tidegate.settings import Loaded, Settings
 
 
-# The option that gives a setting, as its user typed it.
+# The option of each setting, for messages.
 NAMES = {
     "data": "--data",
     "http.connections_max": "--concurrency",
@@ -29,7 +29,8 @@ NAMES = {
 
 
 def require_reference(text: str | None) -> str | None:
-    """Refuse a secret that stands on the command line itself: every user of the machine can read it in the list of processes."""
+    """Refuse a secret on the command line itself: every user of the machine can read it
+    in the list of processes."""
     if not text:
         return text
     from tidegate.settings.secrets import is_reference
@@ -95,7 +96,7 @@ BatchOrg = Annotated[
     str | None,
     typer.Option("--org", metavar="NAME", help="Only if it is this organization's.", show_default="any"),
 ]
-# What a batch is asked for, by whichever command makes or changes it.
+# Options of a batch, for all commands that create or change one.
 Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
 SchemaFile = Annotated[
     str | None,
@@ -114,7 +115,7 @@ BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="A batch id (batch
 
 
 def check_batch_id(batch: str) -> None:
-    """Refuse what cannot be an id before anything is opened."""
+    """Refuse a text that cannot be a batch id, before anything is opened."""
     from tidegate.core import ids
 
     if not ids.is_valid("batch", batch):
@@ -130,7 +131,7 @@ def as_arguments(
     api_key: str | None = None,
     org: str | None = None,
 ) -> str:
-    """These options as another command would take them, to be printed behind its name."""
+    """Return these options as text to print behind the name of another command."""
     given = (("--org", org), ("--config", config), ("--data", data), ("--server", server), ("--api-key", api_key))
     return "".join(f" {name} {shlex.quote(str(path))}" for name, path in given if path is not None)
 
@@ -143,7 +144,8 @@ def read(
     names: Mapping[str, str] = NAMES,
     **overrides: object,
 ) -> "Loaded":
-    """Return the settings under these options, keys written with `__` for the dot; `names` are what their user typed."""
+    """Return the settings with these options. Keys have `__` for the dot; `names` are the options'
+    names for messages."""
     from tidegate.settings import load
 
     given = {key.replace("__", "."): value for key, value in overrides.items()}
@@ -158,8 +160,9 @@ def loaded(
     names: Mapping[str, str] = NAMES,
     **overrides: object,
 ) -> "Loaded":
-    """Return the settings under these options. With `calls_models` the keys of model servers are needed, and what should be fixed is
-    printed; other commands leave that to those that start something, to `config` and to `doctor`."""
+    """Return the settings with these options. With `calls_models` the keys of model servers are
+    needed, and warnings are printed; other commands print none, because those that start something,
+    `config` and `doctor` do."""
     found = read(config, data, calls_models=calls_models, names=names, **overrides)
     if calls_models:
         warn_of(found)
@@ -167,7 +170,7 @@ def loaded(
 
 
 def warn_of(found: "Loaded") -> None:
-    """Print what should be fixed in the settings."""
+    """Print the warnings of the settings."""
     from tidegate.cli.terminal import terminal
 
     for warning in found.warnings:
@@ -175,7 +178,7 @@ def warn_of(found: "Loaded") -> None:
 
 
 def require_upstream(settings: "Settings") -> None:
-    """Without a model server every batch would wait for ever: better to say so now."""
+    """Refuse settings without a model server, because every batch would wait forever."""
     from tidegate.settings import deployments
 
     if not deployments(settings):

@@ -1,4 +1,4 @@
-"""The progress of one batch in words: pure functions of a snapshot and of the pace."""
+"""The progress of one batch in words, as pure functions of a snapshot and the pace."""
 
 from collections import deque
 
@@ -9,7 +9,7 @@ from tidegate.core.nouns import Job, Usage
 from tidegate.core.states import JOB_ENDED, JobState
 
 RATE_OVER_S = 20.0
-# A shorter time says nothing of a pace.
+# A shorter time shows no pace.
 RATE_AFTER_S = 0.5
 _DOING = {
     JobState.VALIDATING: "reading the input",
@@ -20,7 +20,7 @@ _DOING = {
 
 
 class ProgressSnapshot(msgspec.Struct, frozen=True):
-    """What is known of a batch at one moment of a clock that never jumps."""
+    """The known state of a batch at one moment of a monotonic clock."""
 
     at_s: float
     state: JobState
@@ -36,21 +36,24 @@ class ProgressSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def failures(self) -> str:
-        """How many have no answer, in words. Where the batch was stopped, most of them never ran."""
+        """Return in words how many have no answer. They are not called failed if the batch was
+        stopped, because most never ran."""
         was_stopped = self.state in (JobState.CANCELLING, JobState.CANCELLED, JobState.EXPIRED)
         return f"{self.failed_count:,} {'without an answer' if was_stopped else 'failed'}"
 
 
 def snapshot(job: Job, at_s: float, trouble: str = "") -> ProgressSnapshot:
-    """A job as the progress shows it: whatever was not answered counts as failed."""
+    """Return a job as the progress shows it: all that is done but has no answer counts
+    as failed."""
     failed_count = job.done_count - job.answered_count
-    # Lines that take the answer of another one get it at the end.
+    # Deduplicated lines get the answer of their twin at the end.
     item_count = job.item_count if job.state in JOB_ENDED else job.run_count
     return ProgressSnapshot(at_s, job.state, item_count, job.answered_count, failed_count, job.usage, trouble)
 
 
 class ProgressPace:
-    """How fast it goes: items per second over the last moments, so that a stall shows and an old burst does not."""
+    """The pace of a batch: items per second over the last 20 s, so that a stall shows
+    and an old burst does not."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -62,25 +65,26 @@ class ProgressPace:
 
     @property
     def per_s(self) -> float | None:
-        """None until there were two moments to compare that lie apart."""
+        """Return the items per second; None until two moments lie far enough apart."""
         if len(self._seen) < 2 or self._seen[-1][0] - self._seen[0][0] < RATE_AFTER_S:
             return None
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
         return max(0.0, (last - first) / (last_s - first_s))
 
     def left_s(self, now: ProgressSnapshot) -> float | None:
-        """Return how long the rest takes at this pace; None while there is no pace yet."""
+        """Return how long the rest takes at this pace; None if there is no pace yet."""
         per_s = self.per_s
         return (now.item_count - now.done_count) / per_s if per_s else None
 
 
 def words(now: ProgressSnapshot, pace: ProgressPace) -> str:
-    """The whole picture as one plain line: what matters most comes first, for a narrow terminal cuts the rest."""
+    """Return the progress as one plain line, most important first, because a narrow
+    terminal cuts the rest."""
     return " · ".join(text for text, _ in facts(now, pace))
 
 
 def facts(now: ProgressSnapshot, pace: ProgressPace) -> list[tuple[str, str]]:
-    """Return what is shown, each part with its style."""
+    """Return the parts of the line, each with its style."""
     trouble = [(f"waiting: {terminal.clean(now.trouble)}", "yellow")] if now.trouble else []
     if now.state is JobState.VALIDATING or not now.item_count:
         return [(_DOING.get(now.state, str(now.state)), ""), *trouble]

@@ -1,4 +1,4 @@
-"""The progress of one batch as a picture: one line of a terminal that redraws itself."""
+"""The progress of one batch as a bar: one line of a terminal that redraws itself."""
 
 import re
 
@@ -19,7 +19,7 @@ _TIMES = re.compile(r"(?:[0-9]+[dhms])+")
 
 
 def picture(now: ProgressSnapshot, pace: ProgressPace, width: int = 200) -> RenderableType:
-    """The words of a progress with a bar before them; a narrow terminal has a short bar."""
+    """Return the bar and the words behind it; a narrow terminal has a short bar."""
     grid = Table.grid(padding=(0, 1))
     total = now.item_count if now.item_count and now.state is not JobState.VALIDATING else None
     bar = ProgressBar(
@@ -36,7 +36,7 @@ def picture(now: ProgressSnapshot, pace: ProgressPace, width: int = 200) -> Rend
 
 
 class BarDisplay:
-    """One line of a terminal that redraws itself and is gone at the end."""
+    """A display of one terminal line that redraws itself and is removed at the end."""
 
     def __init__(self, console: Console) -> None:
         self._pace = ProgressPace()
@@ -46,7 +46,7 @@ class BarDisplay:
 
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
-        # A terminal shows the keys of Ctrl-C behind the bar: a bar that left no room for them could not be cleared.
+        # A terminal prints ^C behind the bar: without room for it the bar could not be cleared.
         width = self._live.console.width - CTRL_C_CELLS
         self._live.update(Constrain(picture(now, self._pace, width), width), refresh=True)
 
@@ -54,7 +54,7 @@ class BarDisplay:
         self._live.console.print(Text(terminal.clean(text)))
 
     def explain(self, cause: str) -> None:
-        # How long it lasts changes with every look, and is no other cause.
+        # The times in a cause change with every look, though the cause is the same.
         without_times = _TIMES.sub("#", cause)
         if without_times != self._explained:
             self._explained = without_times

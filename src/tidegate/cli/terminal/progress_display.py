@@ -1,7 +1,7 @@
-"""Where the progress of one batch is shown: on a terminal as one line that redraws itself (`progress_bar.py`), elsewhere as a plain line
-now and then.
+"""The displays of one batch's progress: a line that redraws itself on a terminal
+(`progress_bar.py`), elsewhere a plain line at intervals.
 
-Both go to stderr, so that stdout stays the caller's.
+Both write to stderr, so that stdout stays free for the caller.
 """
 
 import sys
@@ -16,20 +16,22 @@ LINE_EVERY_S = 5.0
 
 class Display(Protocol):
     def show(self, now: ProgressSnapshot) -> None:
-        """Draw this moment, or leave it."""
+        """Show this moment, or skip it."""
 
     def say(self, text: str) -> None:
-        """Write a sentence that stays, above what is drawn."""
+        """Write a sentence that stays, above the line that is redrawn."""
 
     def explain(self, cause: str) -> None:
-        """Write why it waits, whole, where it is not shown so anyway; once for each cause."""
+        """Write the whole reason of a wait, once for each cause, unless the display
+        already shows it whole."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 class LineDisplay:
-    """A plain line whenever the state changes, and when trouble comes and goes; now and then between."""
+    """A display that writes a plain line when the state changes or trouble comes or
+    goes, and every few seconds."""
 
     def __init__(self) -> None:
         self._pace = ProgressPace()
@@ -38,7 +40,7 @@ class LineDisplay:
 
     def show(self, now: ProgressSnapshot) -> None:
         self._pace.add(now)
-        # How long it has lasted is part of a trouble's sentence, so its text alone is no news.
+        # A trouble's text has its duration in it, so another text alone is no news.
         state = (now.state, bool(now.trouble))
         if state == self._shown and now.at_s - self._shown_s < LINE_EVERY_S:
             return
@@ -56,10 +58,10 @@ class LineDisplay:
 
 
 def display() -> Display:
-    """The display that fits where stderr leads."""
+    """Return the display that fits stderr."""
     if not sys.stderr.isatty():
         return LineDisplay()
-    # What draws takes a while to load.
+    # Loading rich takes a while.
     from tidegate.cli.terminal.progress_bar import BarDisplay
 
     console = terminal.stderr()

@@ -1,7 +1,7 @@
-"""Puts result files where the caller wants them: whole or not at all, or straight into a stream.
+"""Writes result files where the caller wants them: whole or not at all, or straight into a stream.
 
-A stream is stdout, or a name that is none of a file of its own: a device, a pipe, /dev/stdout. Such a name is written through
-and never taken or removed: what has it is not ours.
+A stream is stdout, or a path that is no ordinary file: a device, a pipe, /dev/stdout. Such a path
+is written to, but never replaced or removed, because it is not ours.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from tidegate.storage import Parts
 
 _STREAMS = ("/dev/", "/proc/")
-# The end of an item's id, which numbers it.
+# The length of the number at the end of an item's id.
 ITEM_NUMBER_CHARS = 6
-# So many bytes tell whose results a file holds.
+# The first bytes of a file, enough to tell which batch its results come from.
 BEGIN_BYTES = 64
-# Result lines that are put in order are in memory up to so many bytes.
+# Result lines that are sorted are kept in memory up to this size.
 IN_MEMORY_BYTES = 32 << 20
-# So many of them are written at once.
+# Sorted lines that are written at once.
 LINES_AT_ONCE = 256
-# How a result line of ours begins; a custom_id with other characters than these is decoded.
+# The beginning of a result line of ours; a custom_id with other characters than these is decoded.
 _PLAIN_ID = re.compile(rb'\{"id":"[^"\\]*","custom_id":"([\x20\x21\x23-\x5b\x5d-\x7e]*)"')
 # The one place under /dev that holds ordinary files.
 _MEMORY = "/dev/shm/"
@@ -47,7 +47,7 @@ _id = msgspec.json.Decoder(_NamedLine)
 
 
 async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0) -> AsyncIterator[bytes]:
-    """The bytes of a result file from one place up to another; without a file there are none."""
+    """Yield the bytes of a result file from `start` to `end`; nothing if there is no file."""
     from tidegate.store.file_bytes import file_bytes
 
     if file_id is not None and end > start:
@@ -56,24 +56,25 @@ async def content(parts: "Parts", file_id: str | None, end: int, start: int = 0)
 
 
 def is_stream(path: Path) -> bool:
-    """Whether what is written under this name goes elsewhere."""
+    """Return whether this path is a stream instead of an ordinary file."""
     name = str(path.absolute())
     return (name.startswith(_STREAMS) and not name.startswith(_MEMORY)) or (path.exists() and not path.is_file())
 
 
 def _meant(path: Path) -> Path:
-    """A link is a name that somebody chose for another place: the file there is the one that is meant."""
+    """Return the file that is meant: for a link, the file that it leads to."""
     return path.resolve()
 
 
 def remove(path: Path) -> None:
-    """Take a file away that an earlier run may have left under this name."""
+    """Remove a file that an earlier run may have left under this name."""
     if not is_stream(path):
         path.unlink(missing_ok=True)
 
 
 async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
-    """Write beside the target, make it durable, then take its name: a reader never sees half a file. Says its size."""
+    """Write a temporary file, make it durable and rename it, so that a reader never sees half a
+    file. Return its size."""
     if is_stream(path):
         return await _write_through(chunks, path)
     path = _meant(path)
@@ -97,7 +98,8 @@ async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
 
 
 def set_aside(path: Path, job_ids: Sequence[str] = ()) -> None:
-    """Rename a file that holds anything but results of these batches, and say so: nothing is overwritten without a word."""
+    """Rename a file that holds anything but results of these batches, and print that, so that no
+    foreign file is overwritten."""
     if is_stream(path) or not path.exists() or not path.stat().st_size:
         return
     with path.open("rb") as stream:
@@ -109,7 +111,7 @@ def set_aside(path: Path, job_ids: Sequence[str] = ()) -> None:
 
 
 def begins_with(content: bytes, job_ids: Sequence[str]) -> bool:
-    """Whether these bytes begin with a result of one of these batches."""
+    """Return whether these bytes begin with a result of one of these batches."""
     return content.startswith(tuple(b'{"id":"' + item_id(one, 0)[:-ITEM_NUMBER_CHARS].encode() for one in job_ids))
 
 
@@ -120,7 +122,8 @@ def custom_id_of(line: bytes) -> str:
 
 
 async def in_order(chunks: AsyncIterator[bytes], order: dict[str, int]) -> AsyncIterator[bytes]:
-    """Yield result lines in the order in which the input has their custom_ids; what it does not have comes last."""
+    """Yield result lines in the order of their custom_ids in the input; lines whose custom_id is
+    not in it come last."""
     ranks: list[int] = []
     starts, rest = [0], b""
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
@@ -143,7 +146,7 @@ def _cut_out(spool: IO[bytes], starts: Sequence[int], index: int) -> bytes:
 
 
 async def save_nothing(path: Path) -> None:
-    """Leave an empty file under this name."""
+    """Write an empty file under this name."""
 
     async def nothing() -> AsyncIterator[bytes]:
         chunks: tuple[bytes, ...] = ()
@@ -154,7 +157,7 @@ async def save_nothing(path: Path) -> None:
 
 
 async def pour(chunks: AsyncIterator[bytes]) -> int:
-    """Write to stdout."""
+    """Write chunks to stdout and return how many bytes."""
     return await _copy(chunks, sys.stdout.buffer, "stdout")
 
 
@@ -177,7 +180,7 @@ async def _copy(chunks: AsyncIterator[bytes], stream: IO[bytes], name: str) -> i
             size_bytes += len(chunk)
         stream.flush()
     except BrokenPipeError:
-        # The reader closed the pipe: that is no fault, and the command's end handles it.
+        # The reader closed the pipe: that is no error, and the end of the command handles it.
         raise
     except OSError as error:
         raise cannot_be_written(name, error) from error
@@ -185,7 +188,7 @@ async def _copy(chunks: AsyncIterator[bytes], stream: IO[bytes], name: str) -> i
 
 
 def cannot_be_written(name: str, error: OSError) -> SettingsError:
-    """The error of a place that takes no results, with what its user can do."""
+    """Return the error of a place that cannot be written, with what its user can do."""
     why = error.strerror or str(error)
     return SettingsError(
         f"{name} cannot be written: {why}. The results are kept; make room, or choose another place, and run the same command again."

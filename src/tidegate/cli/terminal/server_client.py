@@ -1,6 +1,8 @@
-"""How commands read and write beside a running server: it has the embedded store to itself, so to write they ask it.
+"""The client by which commands read and write through a server.
 
-With PostgreSQL every process may write, so a command writes itself. A server elsewhere is asked for everything, with a key.
+- A server on this machine has the embedded store to itself, so commands ask it to write.
+- With PostgreSQL every process may write, so a command writes itself.
+- A server elsewhere is asked for everything, with a key.
 """
 
 import os
@@ -36,12 +38,12 @@ LISTED_MAX = 10_000
 UNKNOWN_URL = "unknown_url"
 LACKS_SCOPE = "insufficient_scope"
 WRONG_KEY = "invalid_api_key"
-# Our refusals have a code; one without is another program's.
+# The code for refusals without one: they come from another program, because ours have codes.
 NO_CODE = "refused"
 NOT_FOR_OPERATORS = (
     "This address does not answer operators: they have one of their own, on the port that admin.port names."
 )
-# To a range that begins behind the last byte.
+# The status for a range that begins behind the last byte.
 _NOTHING_THERE = 416
 
 
@@ -55,20 +57,21 @@ class _ServerProblem(msgspec.Struct):
 
 
 class AskedServer(ABC):
-    """A server that commands ask over HTTP; its refusals come out as they would from the store."""
+    """A server that commands ask over HTTP; its refusals become the same errors as
+    those of the store."""
 
     @abstractmethod
     def session(
         self, tenant: str | None, timeout: "aiohttp.ClientTimeout"
     ) -> AbstractAsyncContextManager["aiohttp.ClientSession"]:
-        """Open a session in which paths are asked for, in the name of a tenant where the server takes one."""
+        """Open a session for requests, on behalf of a tenant if the server allows that."""
 
     @abstractmethod
     def unanswered(self, error: Exception) -> TidegateError:
-        """Return what to say when the server does not answer."""
+        """Return the error of a server that does not answer."""
 
     def refusal(self, status: int, answer_bytes: bytes, path: str) -> ApiProblem:
-        """Return the server's refusal in the words that the store would have used, with where operators are answered if this was the
+        """Return the server's refusal as an error; say where operators are answered if this is the
         wrong address for them."""
         try:
             error = msgspec.json.decode(answer_bytes, type=_ServerProblem).error
@@ -79,11 +82,12 @@ class AskedServer(ABC):
         return ApiProblem(status, error.code or NO_CODE, error.message)
 
     async def get(self, path: str, answer: type[T], tenant: str | None = None) -> T:
-        """Ask it how things are."""
+        """Get the answer of a path."""
         return await self._ask("GET", path, answer, None, tenant)
 
     async def pages(self, path: str, tenant: str | None = None, count_max: int = LISTED_MAX) -> list[dict[str, Any]]:
-        """Return what it lists under a path, page by page."""
+        """Return what the server lists under a path, read page by page, at most
+        `count_max` entries."""
         found: list[dict[str, Any]] = []
         cursor = ""
         while len(found) < count_max:
@@ -96,21 +100,22 @@ class AskedServer(ABC):
         return found[:count_max]
 
     async def post(self, path: str, answer: type[T], body: object = None, tenant: str | None = None) -> T:
-        """Ask it to do something."""
+        """Ask the server to do something."""
         return await self._ask("POST", path, answer, msgspec.json.encode(body or {}), tenant)
 
     async def delete(self, path: str, answer: type[T], tenant: str | None = None) -> T:
-        """Ask it to remove something."""
+        """Ask the server to remove something."""
         return await self._ask("DELETE", path, answer, None, tenant)
 
     async def upload(self, file: Path, answer: type[T], tenant: str | None = None) -> T:
-        """Give it the file as the input of a batch."""
+        """Upload a file as the input of a batch."""
         import aiohttp
 
         # Quoted, a name with a space or an umlaut would arrive as %20 or %C3%BC.
         form = aiohttp.FormData(quote_fields=False)
         form.add_field("purpose", "batch")
-        # Opened without its name, which aiohttp would read from the stream, too: it may be no UTF-8.
+        # Opened by descriptor: aiohttp would also read the name of the stream, which
+        # may be no UTF-8.
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_CLOEXEC), "rb") as stream:
             form.add_field(
                 "file", stream, filename=terminal.clean(terminal.as_text(file.name)), content_type="application/jsonl"
@@ -121,12 +126,12 @@ class AskedServer(ABC):
     async def streamed(
         self, path: str, headers: dict[str, str], timeout: "aiohttp.ClientTimeout", tenant: str | None
     ) -> AsyncIterator["aiohttp.ClientResponse"]:
-        """Ask it for something that comes bit by bit."""
+        """Open the response of a path that comes bit by bit."""
         async with self.session(tenant, timeout) as session, session.get(path, headers=headers) as response:
             yield response
 
     async def content(self, path: str, start: int = 0, tenant: str | None = None) -> AsyncIterator[bytes]:
-        """Read bytes from this place on; nothing where there are none yet."""
+        """Yield the bytes of a path from `start` on; nothing if there are none yet."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
@@ -148,7 +153,7 @@ class AskedServer(ABC):
         import aiohttp
 
         headers = {"Content-Type": "application/json"} if isinstance(body, bytes) else {}
-        # An upload may take as long as it makes progress.
+        # An upload has no time limit.
         timeout = aiohttp.ClientTimeout(total=None if isinstance(body, aiohttp.FormData) else TIMEOUT_S)
         try:
             async with (
@@ -166,7 +171,7 @@ class AskedServer(ABC):
 
 
 class ServerClient(AskedServer):
-    """A server that runs beside this command, asked through the socket in the data directory."""
+    """A server on this machine, asked through the socket in the data directory."""
 
     def __init__(self, control: "Control", data_dir: Path) -> None:
         self.control = control
@@ -202,7 +207,7 @@ class ServerClient(AskedServer):
 
 
 class RemoteServer(AskedServer):
-    """A server elsewhere, and the key to it, which says whose things are asked for."""
+    """A server elsewhere, with the key that identifies the caller."""
 
     def __init__(self, address: str, key: "Secret | None") -> None:
         self.address = address
@@ -242,25 +247,27 @@ class RemoteServer(AskedServer):
 
 
 def _reason(error: Exception) -> str:
-    """Say why a server does not answer as the system says it, without the addresses and options of the attempt."""
+    """Return the system's reason why a server does not answer, without the addresses
+    and options of the attempt."""
     if isinstance(error, TimeoutError):
         return f"nothing came within {TIMEOUT_S:g} s"
     if not isinstance(error, OSError):
         return str(error) or type(error).__name__
-    # What a name server answers has a number of its own, which is below zero.
+    # Errors of name resolution have numbers of their own, which are negative.
     code = error.errno or 0
     return os.strerror(code) if code > 0 else error.strerror or str(error)
 
 
 def remote(settings: Settings) -> RemoteServer | None:
-    """Return the server elsewhere that commands are meant for; None where they are meant for this machine."""
+    """Return the server elsewhere that commands should ask; None if they are for this machine."""
     if not settings.remote.url:
         return None
     return RemoteServer(settings.remote.url.rstrip("/").removesuffix("/v1"), settings.remote.key)
 
 
 def any_server(settings: Settings) -> AskedServer:
-    """Return the server that a command needs: the one elsewhere, or the one that runs over the data directory."""
+    """Return the server elsewhere, or the one that runs over the data directory. Raise
+    SettingsError if there is none."""
     found = remote(settings) or _started_server(settings)
     if found is None:
         raise SettingsError(
@@ -272,7 +279,7 @@ def any_server(settings: Settings) -> AskedServer:
 
 @asynccontextmanager
 async def reading(settings: Settings) -> AsyncIterator["Parts"]:
-    """The store and the blobs for a command that only looks."""
+    """Open the store and the blobs for a command that only reads."""
     from tidegate import storage
 
     if not settings.store.is_postgresql and not local_path(settings.store.location).exists():
@@ -281,12 +288,13 @@ async def reading(settings: Settings) -> AsyncIterator["Parts"]:
         yield parts
 
 
-# What this process found when it looked for a server on this machine.
+# The results of this process's looks for a server on this machine.
 looks: "list[ServerClient | None]" = []
 
 
 def asked(settings: Settings) -> AskedServer | None:
-    """The server that must be asked, elsewhere or here; None when this command may write itself."""
+    """Return the server that must be asked, elsewhere or here; None if this command may
+    write itself."""
     if (elsewhere := remote(settings)) is not None:
         return elsewhere
     if settings.store.is_postgresql:
@@ -296,8 +304,9 @@ def asked(settings: Settings) -> AskedServer | None:
 
 
 def _started_server(settings: Settings) -> "ServerClient | None":
-    """The server that runs on this machine over this data directory. One that is starting has the store before it can be asked: it is
-    waited for."""
+    """Return the server that runs on this machine over this data directory, or None.
+
+    A server that is starting takes the store before it answers, so wait for it."""
     from tidegate import storage
 
     if (found := running_server(settings)) is not None or not storage.is_taken(settings):
@@ -310,7 +319,7 @@ def _started_server(settings: Settings) -> "ServerClient | None":
 
 
 def running_server(settings: Settings) -> ServerClient | None:
-    """The server that runs on this machine over this data directory; None when there is none."""
+    """Return the server that answers on this machine over this data directory, or None."""
     from tidegate.control import running_control
 
     control = running_control(settings.data_dir)
@@ -318,7 +327,8 @@ def running_server(settings: Settings) -> ServerClient | None:
 
 
 async def tenant(parts: "Parts", org: str | None) -> str:
-    """The id of the organization of this name; the default one may not exist yet, and then owns nothing."""
+    """Return the id of the organization of this name; an empty id if the default one
+    does not exist yet."""
     if org is None:
         return parts.tenant_id
     tenant_id = await parts.store.tenant_by_name(org)

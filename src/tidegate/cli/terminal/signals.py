@@ -1,4 +1,4 @@
-"""The signals that end a command: the first asks, the second insists."""
+"""The signals that end a command: the first asks it to stop, the second ends it at once."""
 
 import asyncio
 import atexit
@@ -12,8 +12,10 @@ INTERRUPTED = 130
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process when everything is closed. Taking the interpreter apart after many connections can take longer than the grace that is
-    left; what others registered for the end of the process is still done."""
+    """End the process when everything is closed; functions registered with atexit still run.
+
+    Without this, the interpreter's own shutdown after many connections can take longer than the
+    grace that is left."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -21,7 +23,8 @@ def exit_now(code: int) -> NoReturn:
 
 
 class Stopping:
-    """Set at the first SIGINT, SIGTERM or SIGHUP; at the second the process is gone at once, which costs only what was in flight."""
+    """A stop that SIGINT, SIGTERM or SIGHUP asks for. A second signal ends the process at once,
+    which costs only what was in flight."""
 
     def __init__(self, on_first: Callable[[], None] = lambda: None) -> None:
         self.asked = asyncio.Event()
@@ -32,7 +35,7 @@ class Stopping:
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            # Otherwise nohup started it, to outlive its terminal.
+            # nohup ignores SIGHUP so that the command outlives its terminal.
             numbers.append(signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, self._receive, number)
@@ -46,7 +49,7 @@ class Stopping:
         self._on_first()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether a stop was asked for within this time."""
+        """Wait up to this time for a stop, and return whether one was asked for."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.asked.wait()

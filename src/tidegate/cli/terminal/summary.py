@@ -1,4 +1,4 @@
-"""What a run tells at its end: once for people, once for scripts, both from the same facts."""
+"""The summary of a run at its end, for people and for scripts, from the same facts."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,13 @@ MESSAGE_CHARS_MAX = 120
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """A finished run: the batch, where its files went, how long this command worked on it and what it found done already. `is_futile`:
-    it was to stop by itself if nothing succeeded. `job_ids` are the batches that its results come from. Its errors count by
-    `unit`. `has_cost_bound`: this command gave `--max-cost`."""
+    """A finished run: the batch, the places of its files, how long this command worked on it, and
+    how much was done before.
+
+    - `is_futile`: the batch was to stop by itself if nothing succeeded.
+    - `job_ids` are the batches that its results come from.
+    - `unit` is what errors are counted in, such as lines.
+    - `has_cost_bound`: this command gave `--max-cost`."""
 
     job: Job
     targets: Targets
@@ -48,7 +52,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 def for_scripts(ending: Ending) -> dict[str, object]:
-    """The summary as one JSON object."""
+    """Return the summary as one JSON object."""
     job, targets = ending.job, ending.targets
     return {
         "batch": job.id,
@@ -82,7 +86,7 @@ def causes_for_scripts(causes: Sequence[Cause]) -> list[dict[str, object]]:
 
 
 def of_nothing(targets: Targets) -> dict[str, object]:
-    """The summary of a run whose input was empty, with the same fields."""
+    """Return the summary of a run with an empty input, with the same fields."""
     counts = ("total", "succeeded", "failed", "found_done", "input_tokens", "cached_tokens", "output_tokens")
     return {
         "batch": None,
@@ -99,7 +103,7 @@ def of_nothing(targets: Targets) -> dict[str, object]:
 
 
 def for_people(ending: Ending) -> str:
-    """The summary as a few short lines."""
+    """Return the summary as a few short lines."""
     job = ending.job
     if ending.exit_code == UNUSABLE:
         return _refused(ending)
@@ -123,14 +127,16 @@ def for_people(ending: Ending) -> str:
 
 
 def cost_lines(cost_nano: int, *, has_bound: bool) -> list[str]:
-    """Say what the answers cost. Without a price there is nothing to say, unless `--max-cost` was to bound it."""
+    """Return the line with the cost of the answers. Without a price there is none, unless
+    `--max-cost` was given."""
     if cost_nano:
         return [f"cost     {units_text(cost_nano)}"]
     return ["cost     0: no answer had a price, so --max-cost bounded nothing"] if has_bound else []
 
 
 def cause_lines(causes: Sequence[Cause]) -> list[str]:
-    """Say why lines failed: each cause with its count and an example, the most frequent first."""
+    """Return a line for each cause of failures with its count and an example, the most
+    frequent first."""
     shown = causes[:CAUSES_SHOWN_MAX]
     width = max((len(f"{cause.count:,}") for cause in shown), default=0)
     lines = [f"         {cause.count:>{width},} x {cause.words}: {_example(cause)}" for cause in shown]
@@ -142,7 +148,7 @@ def cause_lines(causes: Sequence[Cause]) -> list[str]:
 def _example(cause: Cause) -> str:
     message = cause.message
     if len(message) > MESSAGE_CHARS_MAX:
-        # Where it stands is the end of a message, and worth more than what is cut off before it.
+        # The place at the end of a message is worth more than the text that is cut off before it.
         text, place = split_place(message)
         cut = f"{text[:MESSAGE_CHARS_MAX].rstrip()}…"
         message = with_place(cut, place) if place else cut

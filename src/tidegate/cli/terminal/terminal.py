@@ -1,6 +1,7 @@
-"""How the commands speak: results on stdout, everything else on stderr, nothing that could upset a terminal.
+"""The output of commands: results on stdout, everything else on stderr, without
+characters that control a terminal.
 
-It knows no command and no engine: only words, numbers and the two streams.
+The module knows no command and no engine, only words, numbers and the two streams.
 """
 
 import os
@@ -12,7 +13,7 @@ import msgspec
 
 from tidegate.core.errors import SettingsError
 
-# What draws and measures takes a while to load, and most commands of a script, and every server, do without.
+# Loading rich takes a while, and servers and most commands of a script do not need it.
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 VALUE_CHARS_MAX = 2_000
 GAP = "  "
-# A column is not cut below this.
+# No column is cut below this width.
 CELL_MIN = 10
 # The longest id, that of a delivery, fits; a name may be longer.
 FIRST_MAX = 56
@@ -28,25 +29,27 @@ _THOUSANDS = ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k"))
 
 
 def clean(text: object) -> str:
-    """The text with everything that a terminal would obey made visible: names and messages may be hostile."""
+    """Return the text with escapes in place of control characters, because names and
+    messages may be hostile."""
     shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text)[:VALUE_CHARS_MAX])
     return shown if len(str(text)) <= VALUE_CHARS_MAX else f"{shown}…"
 
 
 def as_text(name: str) -> str:
-    """A file's name as text that can be stored and sent: Linux allows bytes in it that are no UTF-8."""
+    """Return a file's name as text that can be stored and sent: on Linux it may have
+    bytes that are no UTF-8."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def stderr() -> "Console":
-    """The console for people; colours only on a terminal."""
+    """Return the console on stderr, with colours only on a terminal."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """A sentence for the person at the terminal."""
+    """Print a message to stderr."""
     _say("", "", *text.splitlines())
 
 
@@ -55,12 +58,13 @@ def warn(text: str) -> None:
 
 
 def fail(text: str) -> None:
-    """The one clean line (or one per problem) that an error becomes."""
+    """Print an error to stderr: one clean line for each problem."""
     _say("tidegate: ", "bold red", *(text.splitlines() or [""]))
 
 
 def agree(question: str) -> None:
-    """Ask before something is done that cannot be undone; a no ends the command. What has --yes asks this way."""
+    """Ask before something that cannot be undone; a no ends the command. Commands with
+    --yes ask this way."""
     import typer
 
     try:
@@ -86,8 +90,10 @@ def _say(head: str, style: str, *lines: str) -> None:
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns on stdout. A terminal that is too narrow gets shorter texts and fewer columns, the first ones; where stdout leads
-    elsewhere nothing is cut, and scripts ask for --json."""
+    """Print aligned columns to stdout. A narrow terminal gets shorter texts and only
+    the first columns.
+
+    Nothing is cut if stdout is no terminal; scripts use --json."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.text import Text
@@ -104,7 +110,8 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def show_facts(facts: Sequence[tuple[str, object]]) -> None:
-    """Names and values on stdout, one a line. On a terminal a long value goes on below itself."""
+    """Print names and values to stdout, one pair a line. On a terminal a long value
+    continues below itself."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.text import Text
@@ -122,8 +129,10 @@ def show_facts(facts: Sequence[tuple[str, object]]) -> None:
 
 
 def fitted(widths: Sequence[int], space: int) -> list[int]:
-    """Return the widths of the columns that a line of this width shows: the widest are cut first, then the last ones left out, and only
-    then the first one is cut, which people copy."""
+    """Return the widths of the columns that fit a line of this width.
+
+    The widest columns are cut first, then the last ones are left out. The first is cut last,
+    because people copy it."""
     shown = list(widths)
     if _line(shown) > space:
         shown[0] = min(shown[0], FIRST_MAX)
@@ -142,33 +151,33 @@ def _line(widths: Sequence[int]) -> int:
 
 
 def _cut(text: str, width: int) -> str:
-    """Return a text that takes at most so many cells."""
+    """Return the text, cut to this number of terminal cells."""
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
 
 
 def first(found: list[T], count: int) -> list[T]:
-    """The first so many of what was found, with a word where that leaves some out."""
+    """Return the first `count` of what was found; print a hint if that leaves some out."""
     if len(found) > count:
         say(f"Only the first {count:,} are shown; --limit N shows more.")
     return found[:count]
 
 
 def show_json(value: object) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document to stdout."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
     sys.stdout.flush()
 
 
 def show_json_line(value: object) -> None:
-    """One JSON document on one line of stdout, for a stream of them."""
+    """Print one JSON document on one line of stdout, for a stream of documents."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
 
 
 def short(count: int) -> str:
-    """A number of tokens in a few letters: 9,999, 12.3k, 4.5M."""
+    """Return a number of tokens in a few characters: 9,999, 12.3k, 4.5M."""
     for size, letter in _THOUSANDS:
         if count >= size:
             return f"{count / (1_000 if letter == 'k' else size):.1f}{letter}"
@@ -176,14 +185,14 @@ def short(count: int) -> str:
 
 
 def pace(per_s: float) -> str:
-    """How fast items are done: 1,234 items/s, 3.4 items/s, or 2.8 items/min where a second has none."""
+    """Return a pace in words: 1,234 items/s, 3.4 items/s, or 2.8 items/min if it is very slow."""
     if per_s >= 10:
         return f"{per_s:,.0f} items/s"
     return f"{per_s:.1f} items/s" if per_s >= 0.1 or not per_s else f"{per_s * 60:.1f} items/min"
 
 
 def duration(seconds: float) -> str:
-    """A time that people read at a glance: 0.8 s, 12 s, 3:07, 1:02:03, 2 d 03:00:00."""
+    """Return a duration that people read at a glance: 0.8 s, 12 s, 3:07, 1:02:03, 2 d 03:00:00."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     whole = round(seconds)
