@@ -1,1 +1,1 @@
-"""Commands about batches and files at a server: create, look, follow, change, read results."""
+"""Commands about batches and files at a server: create, show, follow, change, read results."""

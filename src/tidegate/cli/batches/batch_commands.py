@@ -1,4 +1,4 @@
-"""`tidegate batches`: its commands under one name."""
+"""`tidegate batches`: collects its commands under one name."""
 
 from tidegate.cli.batches import batch_control, batch_create, batch_items, batches
 

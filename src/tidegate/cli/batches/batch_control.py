@@ -1,4 +1,5 @@
-"""`tidegate batches pause | resume | set | canary | retry | delete`: what can be done to a batch, also beside a running server."""
+"""`tidegate batches pause | resume | set | canary | retry | delete`: change a batch,
+also beside a running server."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from tidegate.core.problems import batch_not_ended
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings
 
-# What only the owner of a batch says of it; the rest an operator may do, too.
+# Actions for the owner of a batch alone; an operator may do the others, too.
 OWNERS_ACTIONS = ("set", "canary")
 
 
@@ -113,7 +114,7 @@ def retry(
     asked = {name: value for name, value in (("codes", code), ("outcomes", outcome)) if value}
     known = uvloop.run(_retry(settings, org, batch, asked))
     where = options.as_arguments(config, data, server, api_key, org)
-    # Which requests have a code is seen when the new batch reads the errors of the first.
+    # Whether any request has the code shows only when the new batch reads the errors of the first.
     sentence = f"{known['id']} runs them again."
     if code:
         codes = " or ".join(code)
@@ -237,7 +238,7 @@ def _show_control(known: dict[str, Any], sentence: str, *, as_json: bool) -> Non
 def _change(
     priority: int | None, not_before: str | None, window: str | None, max_cost: str | None, max_errors: str | None
 ) -> dict[str, Any]:
-    """Return the options that were given as the body that the API takes; `none` takes a threshold back."""
+    """Return the given options as a body of the API; `none` removes a threshold."""
     asked = {
         "priority": priority,
         "not_before": None if not_before is None else moments.unix_s(not_before, "--not-before"),
@@ -252,7 +253,7 @@ def _change(
 
 
 def errors_max(text: str) -> dict[str, float] | str:
-    """Return what `--max-errors` of a change asks for: as for a new batch, or `none`."""
+    """Return what `--max-errors` of a change asks for: `none`, or the same as for a new batch."""
     return text if text == "none" else errors_wanted(text)
 
 
@@ -267,7 +268,8 @@ def errors_wanted(text: str) -> dict[str, float]:
 async def _control(
     settings: Settings, org: str | None, batch: str, action: str, change: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Do it to the batch, through the server that holds the store or by ourselves, and return how the batch stands then."""
+    """Do the action, through the server that holds the store or in the store itself,
+    and return the batch after it."""
     from tidegate import storage
     from tidegate.web.requests import requests
     from tidegate.web.requests.control_requests import BatchChange

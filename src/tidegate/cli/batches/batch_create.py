@@ -1,4 +1,5 @@
-"""`tidegate batches create`: give files of requests to a server, the one over the data directory or one elsewhere."""
+"""`tidegate batches create`: gives files of requests to a server, over the data
+directory or elsewhere."""
 
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tidegate.web.openai.schemas import Validation
 
 _LINE_BYTES_MAX = 8 << 20
-# Fields of the API that this command asks for in another way.
+# Fields of the API that this command has other arguments for.
 OTHER_WORDS = {
     "input_file_id": "name the file, or its id, in front of the options.",
     "input_file_ids": "name the files, or their ids, in front of the options.",
@@ -128,7 +129,7 @@ def create(
 async def _create(
     server: server_client.AskedServer, org: str | None, sources: Sequence[str], endpoint: str | None, wish: Any
 ) -> dict[str, Any]:
-    """Create the batch. What was uploaded for one that the server refuses goes again."""
+    """Create the batch. If the server refuses it, remove the files that were uploaded for it."""
     endpoint = _endpoint(sources, endpoint)
     sent: list[str] = []
     try:
@@ -150,7 +151,8 @@ async def _validate(
     *,
     as_json: bool,
 ) -> int:
-    """Ask what a batch would take, and print it. What was uploaded for that goes again; return the exit code."""
+    """Print what a batch would take, remove the files that were uploaded for that, and
+    return the exit code."""
     from tidegate.web.openai.schemas import Validation
 
     endpoint = _endpoint(sources, endpoint)
@@ -182,7 +184,8 @@ async def _remove(server: server_client.AskedServer, org: str | None, file_ids: 
 
 
 def _as_given(message: str, sent: Sequence[str], sources: Sequence[str]) -> str:
-    """Name files as the command did: the ids of those that were uploaded are gone."""
+    """Return a message with the names of the command line in place of the ids of uploaded files,
+    which are removed."""
     for file_id, source in zip(sent, sources, strict=True):
         message = message.replace(file_id, source)
     return message
@@ -201,7 +204,7 @@ def _for_people(found: "Validation") -> str:
 
     lines = [LineError(one.code, one.message, one.param, one.line) for one in found.errors.data]
     counts = found.request_counts
-    # Lines that fail by themselves are counted; without any, what is reported stops the whole batch.
+    # If failed lines are counted, the errors are theirs; otherwise they stop the whole batch.
     errors, bad_lines = ([], lines) if counts.failed else (lines, [])
     estimate = JobEstimate(
         errors, counts.total, counts.failed, bad_lines, found.deduplicated, found.reused, found.tokens, found.cost,
@@ -218,14 +221,15 @@ async def _post(
 
 
 async def _sent(server: server_client.AskedServer, org: str | None, source: str) -> str:
-    """Return the id of an input at the server, where it is uploaded if it lies here."""
+    """Return the id of an input at the server; upload it if it is a local file."""
     if ids.is_valid("file", source):
         return source
     return str((await server.upload(Path(source), dict[str, Any], tenant=org))["id"])
 
 
 def _endpoint(sources: Sequence[str], given: str | None) -> str:
-    """Return the endpoint of the batch, when every file that lies here was looked at: nothing is sent of a list that cannot be used."""
+    """Return the endpoint of the batch. Check all local files first, so that nothing is sent of a
+    list with a wrong one."""
     paths = [Path(one) for one in sources if not ids.is_valid("file", one)]
     for path in paths:
         input_file.check_source(path)

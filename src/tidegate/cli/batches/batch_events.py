@@ -1,4 +1,5 @@
-"""The events of a batch as a server tells them, over any number of connections: a break is not seen, only waited for."""
+"""Reads the events of a batch from a server, over as many connections as it takes:
+after a break it connects again."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -14,14 +15,15 @@ if TYPE_CHECKING:
     import aiohttp
 
 AGAIN_S = 1.0
-# A server says something every 15 s, if only that it is there.
+# A server sends something every 15 s, if only a sign of life.
 SILENCE_S = 45.0
 _REFUSED = (400, 401, 403, 404)
 _NOTHING_MORE = 204
 
 
 class BatchEvent(msgspec.Struct, frozen=True):
-    """`kind` is empty when the server is away: it is asked again until it is back."""
+    """One event of a batch. An empty `kind` means that the server does not answer; it is asked
+    again until it does."""
 
     kind: str
     data: bytes = b"{}"
@@ -31,7 +33,7 @@ AWAY = BatchEvent("")
 
 
 class BatchEvents:
-    """Reads the events of one batch from a server on this machine or elsewhere."""
+    """A reader of one batch's events, from a server on this machine or elsewhere."""
 
     def __init__(self, server: AskedServer, batch: str, tenant: str | None) -> None:
         self._server = server
@@ -40,7 +42,7 @@ class BatchEvents:
         self._last_id = ""
 
     async def read(self) -> AsyncGenerator[BatchEvent, None]:
-        """Every event to the batch's end, each once and in order."""
+        """Yield every event up to the batch's end, each once and in order."""
         import aiohttp
 
         while True:
@@ -85,21 +87,22 @@ class BatchEvents:
 
 
 class _LookedAt(msgspec.Struct):
-    """What of a batch counts as a change; how long it will take is worked out again at every look."""
+    """The fields of a batch whose change counts as an event; estimates differ at every look."""
 
     status: str
     request_counts: dict[str, int]
 
 
 class LookedAtBatch:
-    """Looks at one batch as an operator, who sees those of every organization but gets no events of them."""
+    """A reader that polls one batch as an operator, who sees all organizations' batches
+    but gets no events of them."""
 
     def __init__(self, server: AskedServer, path: str) -> None:
         self._server = server
         self._path = path
 
     async def read(self) -> AsyncGenerator[BatchEvent, None]:
-        """An event for every change that is seen, without end."""
+        """Yield an event for every change that is seen, without end."""
         last = _LookedAt("", {})
         while True:
             try:

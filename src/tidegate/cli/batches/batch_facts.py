@@ -1,4 +1,4 @@
-"""A batch as the commands find it in the store, and as they show it."""
+"""Finds batches in the store for commands, and describes them as commands print them."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 async def job_of(parts: "Parts", org: str | None, batch: str) -> Job:
-    """Return a batch: without the name of an organization, one of any. Who reads the store on this machine may see all of them."""
+    """Return a batch, of any organization if none is named: a user who can read the
+    store may see all batches."""
     options.check_batch_id(batch)
     job = await (
         parts.store.any_job(batch)
@@ -26,7 +27,8 @@ async def job_of(parts: "Parts", org: str | None, batch: str) -> Job:
 
 
 async def owner_id(parts: "Parts", org: str | None, batch: str) -> str:
-    """Return the id of the organization that was named, or else of the one that owns the batch."""
+    """Return the id of the named organization, or of the one that owns the batch if
+    none is named."""
     return (await job_of(parts, None, batch)).tenant_id if org is None else await server_client.tenant(parts, org)
 
 
@@ -36,7 +38,7 @@ def absent(batch: str, org: str | None) -> SettingsError:
 
 
 def facts(job: Job) -> dict[str, Any]:
-    """A batch as commands tell it, in the words of the API."""
+    """Return a batch as commands print it, in the words of the API."""
     times = ("created", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {
         "id": job.id,

@@ -1,4 +1,5 @@
-"""Fields of a batch as a command line gives them: `--field NAME=VALUE`, with a dot before a field that stands inside another one."""
+"""Reads fields of a batch from the command line: `--field NAME=VALUE`, with dots in the
+names of nested fields."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ Given = Annotated[
 
 
 def read(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that are given, nested as the API takes them."""
+    """Return the given fields, nested as in a body of the API."""
     fields: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
@@ -33,7 +34,7 @@ def read(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def put(fields: dict[str, Any], name: str, value: object) -> None:
-    """Put a value where its dotted name says."""
+    """Put a value into nested fields, at its dotted name."""
     *steps, last = name.split(".")
     inner: Any = fields
     for step in steps:
@@ -46,7 +47,8 @@ def put(fields: dict[str, Any], name: str, value: object) -> None:
 
 
 def read_schema(name: str) -> Any:
-    """Return the schema that `--schema` names: what a file holds, or the word for what each request asks for itself."""
+    """Return the schema that `--schema` names: the content of a file, or
+    `response_format` for each request's own."""
     if name == OWN_SCHEMA:
         return name
     try:
@@ -58,7 +60,7 @@ def read_schema(name: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """JSON is what it says; everything else is text."""
+    """Return the value of a JSON text, or the text itself if it is no JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

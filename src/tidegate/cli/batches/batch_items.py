@@ -1,4 +1,8 @@
-"""`tidegate batches items`: what became of a batch's requests, and one of them with its response. It works beside a running server."""
+"""`tidegate batches items`: lists the outcomes of a batch's requests, or shows one
+request with its response.
+
+It works beside a running server.
+"""
 
 from typing import Annotated, Any
 from urllib.parse import quote

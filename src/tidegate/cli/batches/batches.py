@@ -1,4 +1,8 @@
-"""`tidegate batches`: look at batches, follow one, stop one, give one up, read its results. Reading works beside a running server."""
+"""`tidegate batches`: lists and shows batches, follows, cancels or abandons one, and
+reads its results.
+
+Reading works beside a running server.
+"""
 
 import sys
 import time
@@ -141,7 +145,7 @@ def show(
     if as_json:
         terminal.show_json(known)
     else:
-        # Several models stand in place of the first.
+        # The list of all models replaces the first model.
         known["model"] = ", ".join(known.pop("models")) or known["model"]
         shown = {name: value for name, value in known.items() if value not in (None, [], {})}
         terminal.show_facts([(name, _text(name, value)) for name, value in shown.items()])

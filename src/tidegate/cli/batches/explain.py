@@ -1,4 +1,5 @@
-"""`tidegate explain`: why a batch runs, waits or ended, and what the scheduler would do with it."""
+"""`tidegate explain`: prints why a batch runs, waits or ended, and what the scheduler
+would do with it."""
 
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,8 @@ def explain(
 
 
 async def explained_by(server: server_client.AskedServer, batch: str) -> "Explanation":
-    """Ask a server why a batch waits: as its operator, where the key is one, else as the owner of the batch."""
+    """Ask a server why a batch waits, as an operator if the key is one, else as the
+    owner of the batch."""
     from tidegate.web.jobs.explanation import Explanation
 
     return await remote_batches.at_either(
@@ -66,7 +68,7 @@ async def explained_by(server: server_client.AskedServer, batch: str) -> "Explan
 
 
 async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> tuple[Job, reasons.ExplainInputs]:
-    """A batch, and all that is known of why it runs or waits."""
+    """Return a batch, and all facts that explain why it runs or waits."""
     from tidegate.upstream.calls.open_router import open_router
     from tidegate.web.jobs.explanation import Explainer
 
@@ -75,7 +77,7 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
         router = open_router(settings.http.limits(), parts.clock, parts.entropy)
         try:
             _, entries = await parts.store.routing()
-            # Nothing is sent: no key of a deployment is looked up.
+            # Nothing is sent, so no key of a deployment is looked up.
             found = added(settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
             router.replace([*deployments(settings), *found.deployments], [*resources(settings), *found.resources])
             elsewhere = await _places_of_server(settings)
@@ -85,13 +87,14 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
 
 
 async def _places_of_server(settings: Settings) -> "Places":
-    """What the server on this machine has by settings that this command was not given, such as its --upstream."""
+    """Return the deployments and resources that the server on this machine has by settings of its
+    own, such as its --upstream."""
     if deployments(settings) or server_client.running_server(settings) is None:
         return [], []
     try:
         found = [one for one in await shown(settings) if one.origin == "settings"]
     except TidegateError:
-        # It is stopping, say: then less is known.
+        # The server may be stopping: then less is known.
         return [], []
     places = [
         Deployment(one.name, one.url, models=(one.model,) if one.model else ())

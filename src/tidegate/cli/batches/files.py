@@ -1,4 +1,5 @@
-"""`tidegate files`: inputs and results at a server, the one over the data directory or one elsewhere."""
+"""`tidegate files`: manages inputs and results at a server, over the data directory or
+elsewhere."""
 
 import time
 from datetime import UTC, datetime
@@ -179,7 +180,8 @@ async def _newest(
 async def _server_and_owner(
     settings: Settings, org: str | None, file: str
 ) -> tuple[server_client.AskedServer, str | None]:
-    """Return the server to ask for a file, and the organization to name: on this machine, where none was given, the one that owns it."""
+    """Return the server to ask for a file, and the organization to name: on this machine the file's
+    owner if none was given."""
     if not ids.is_valid("file", file):
         raise SettingsError("That is no file id; ids look like file-0f3kQ2mZ8s1xW7vB4nD9Lc. See `tidegate files list`.")
     server = server_client.any_server(settings)

@@ -1,4 +1,4 @@
-"""Batches as a server shows them over HTTP, in the words and the shape that commands print."""
+"""Reads batches from a server over HTTP, and describes them as commands print them."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -33,7 +33,8 @@ _EXTRAS = ("priority", "not_before", "paused_at", "max_cost", "max_errors", "sto
 
 
 async def at_either(server: AskedServer, ask: Callable[[str], Awaitable[T]], *, operator_first: bool = False) -> T:
-    """Ask for batches as their owner and, where the key is no owner's, as an operator, who has those of every organization."""
+    """Ask for batches as their owner or, if the key is no owner's, as an operator, who sees all
+    organizations' batches."""
     first, second = (EVERY, OWN) if operator_first else (OWN, EVERY)
     try:
         return await ask(first)
@@ -52,14 +53,15 @@ async def at_either(server: AskedServer, ask: Callable[[str], Awaitable[T]], *, 
 
 
 async def owner(server: AskedServer, org: str | None, batch: str) -> str | None:
-    """Return the organization to ask for: the one that was named or, at the server of this machine, the one that owns the batch."""
+    """Return the organization to name: the given one or, at the server of this machine, the one
+    that owns the batch."""
     if org is not None or not isinstance(server, ServerClient):
         return org
     return str((await server.get(f"{EVERY}/{batch}", dict[str, Any]))["org"])
 
 
 async def _is_operator(server: AskedServer) -> bool:
-    """Return whether the key has at least the scope to look at everything."""
+    """Return whether the key may list all organizations' batches."""
     try:
         await server.get(f"{EVERY}?limit=1", dict[str, Any])
     except ApiProblem:
@@ -93,7 +95,8 @@ def facts(batch: dict[str, Any]) -> dict[str, Any]:
 async def matching(
     server: AskedServer, org: str | None, wanted: JobFilter, sort: JobSort, limit: int, path: str = OWN
 ) -> list[dict[str, Any]]:
-    """Return the first batches that match, page by page: the caller's own or, for an operator, those of one or every organization."""
+    """Return the first batches that match, read page by page: the caller's own or, for an operator,
+    those of one or all organizations."""
     asked = {"status": wanted.status, "model": wanted.model, "error_code": wanted.error_code, "q": wanted.words}
     asked["created_after"] = str(wanted.from_ms // 1000) if wanted.from_ms else None
     asked["created_before"] = None if wanted.to_ms == FOREVER_MS else str(wanted.to_ms // 1000)
@@ -117,7 +120,7 @@ async def matching(
 async def items(
     server: AskedServer, org: str | None, path: str, wanted: dict[str, str], limit: int
 ) -> list[dict[str, Any]]:
-    """Return what became of a batch's requests, page by page."""
+    """Return the outcomes of a batch's requests, read page by page."""
     found: list[dict[str, Any]] = []
     query = dict(wanted)
     while len(found) < limit:
@@ -131,7 +134,8 @@ async def items(
 
 
 async def output(server: AskedServer, batch: str, target: Path | None, *, errors: bool, follow: bool) -> int:
-    """Write a batch's results as a server has them, and go on until it ends where that is asked for."""
+    """Write a batch's results from a server; with `follow` go on until the batch ends.
+    Return the exit code."""
     stopping, at = Stopping().listen(), 0
     kind = "errors" if errors else "output"
     while True:

@@ -1,7 +1,9 @@
-"""`tidegate batches watch`: follow one batch until it ends, by the events of the server that runs it.
+"""`tidegate batches watch`: follows one batch until it ends, by the events of the
+server that runs it.
 
-On the machine of the server the batch itself is read from the store, and events only say when to look; so a batch can be watched without
-a server, and while one restarts. With `--server` everything comes from the events.
+On the machine of the server the batch is read from the store, and events only say when
+to look. So a batch can be watched without a server, and while one restarts. With
+`--server` everything comes from the events.
 """
 
 import asyncio
@@ -21,9 +23,10 @@ from tidegate.core.schedule import explain as reasons
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.settings import Settings
 
-# How often a batch is looked at where no server tells of it, and at the least where one does.
+# The period of looks at a batch without a server, and the longest time between two
+# looks with events.
 LOOK_S, LOOK_WITH_EVENTS_S = 0.5, 2.0
-# What did not move for so long is explained.
+# A batch that did not move for this long is explained.
 STILL_S = 3.0
 AWAY = "the server does not answer"
 _ENDS = frozenset(f"batch.{state}" for state in JOB_ENDED)
@@ -41,7 +44,7 @@ class _WatchedUsage(msgspec.Struct):
 
 
 class _WatchedBatch(msgspec.Struct):
-    """What an event about the whole batch says; one about progress has no status."""
+    """The content of an event about the whole batch; a progress event has no status."""
 
     id: str
     request_counts: _WatchedCounts
@@ -53,7 +56,8 @@ _decode = msgspec.json.Decoder(_WatchedBatch).decode
 
 
 async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json: bool) -> tuple[list[str], int]:
-    """Follow a batch in the store of these settings; returns how it stands, in lines, with the command's exit code."""
+    """Follow a batch in the store of these settings. Return lines about its state, and the
+    command's exit code."""
     async with server_client.reading(settings) as parts, _news(settings, org, batch) as news:
         stopping = Stopping().listen()
         display = None if as_json else progress_display.display()
@@ -90,7 +94,8 @@ async def watch_here(settings: Settings, org: str | None, batch: str, *, as_json
 
 
 async def watch_server(server: server_client.RemoteServer, batch: str, *, as_json: bool) -> tuple[list[str], int]:
-    """Follow a batch of a server elsewhere; returns how it stands, in lines, with the command's exit code."""
+    """Follow a batch of a server elsewhere. Return lines about its state, and the
+    command's exit code."""
     stopping = Stopping().listen()
     watched = _Watched(server, batch, as_json=as_json)
     explaining = asyncio.create_task(watched.explain_stalls())
@@ -111,20 +116,22 @@ async def watch_server(server: server_client.RemoteServer, batch: str, *, as_jso
     code = int(shown.state is not JobState.COMPLETED or shown.failed_count > 0)
     causes: list[str] = []
     if code:
-        # The batch ended as it did, also where the server does not say why.
+        # The result stands even if the server does not explain it.
         with suppress(TidegateError):
             causes = (await explain.explained_by(server, batch)).why
     return [_line(shown, batch), *causes], code
 
 
 async def _events_of(server: server_client.RemoteServer, batch: str) -> AsyncGenerator[BatchEvent, None]:
-    """The events of a batch. Its owner gets them as they happen; an operator looks at it now and then."""
+    """Yield the events of a batch: its owner gets them as they happen, an operator
+    polls the batch."""
     is_known = False
     try:
         async with aclosing(BatchEvents(server, batch, None).read()) as events:
             async for event in events:
                 if not is_known and not event.kind:
-                    # A server that was never there is an error that says what to check; one that goes away is waited for.
+                    # Raises if the server never answered, with what to check; a server that goes
+                    # away later is waited for.
                     await server.get(f"{remote_batches.OWN}/{batch}", msgspec.Raw)
                 is_known = True
                 yield event
@@ -142,7 +149,8 @@ def _line(shown: progress.ProgressSnapshot, batch: str) -> str:
 
 
 class _Watched:
-    """A batch of a server elsewhere as its events tell it, and why it stands still where they tell nothing."""
+    """The state of a batch at a server elsewhere, from its events, and the reason for a
+    stall when there are none."""
 
     def __init__(self, server: server_client.RemoteServer, batch: str, *, as_json: bool) -> None:
         self._server = server
@@ -152,7 +160,7 @@ class _Watched:
         self.shown = progress.ProgressSnapshot(self._moved_s, JobState.VALIDATING, 0, 0, 0, Usage())
 
     def show_event(self, event: BatchEvent) -> None:
-        """Show what an event tells; one without a kind says that the server is away."""
+        """Show an event; one without a kind means that the server does not answer."""
         if event.kind.startswith("batch."):
             self._moved_s = time.monotonic()
             self.shown = _moved(self.shown, _decode(event.data))
@@ -161,12 +169,13 @@ class _Watched:
         self._show("" if event.kind else AWAY)
 
     async def explain_stalls(self) -> None:
-        """Ask the server now and then why nothing moves."""
+        """Ask the server, while nothing moves, why."""
         while self._display is not None:
             await asyncio.sleep(STILL_S)
             if time.monotonic() - self._moved_s < STILL_S or self.shown.state in JOB_ENDED:
                 continue
-            # A server that is away is shown already, and one that does not explain is watched all the same.
+            # The display already shows a server that does not answer, and the watch
+            # goes on without an explanation.
             with suppress(TidegateError):
                 cause = (await explain.explained_by(self._server, self._batch)).waits_for or ""
                 if cause:
@@ -198,7 +207,7 @@ def _moved(shown: progress.ProgressSnapshot, batch: _WatchedBatch) -> progress.P
 async def _until_stopped(
     events: AsyncGenerator[BatchEvent, None], stopping: Stopping
 ) -> AsyncGenerator[BatchEvent, None]:
-    """The same events, until a stop is asked for."""
+    """Yield the events until a stop is asked for."""
     asked = asyncio.create_task(stopping.asked.wait())
     async with aclosing(events):
         try:
@@ -219,7 +228,8 @@ async def _until_stopped(
 
 @asynccontextmanager
 async def _news(settings: Settings, org: str | None, batch: str) -> AsyncIterator[asyncio.Event | None]:
-    """Set whenever a server on this machine tells of the batch; None where no server runs."""
+    """Yield an event that is set whenever a server on this machine reports a change of the batch;
+    None if no server runs."""
     server = server_client.running_server(settings)
     if server is None:
         yield None
@@ -227,7 +237,7 @@ async def _news(settings: Settings, org: str | None, batch: str) -> AsyncIterato
     news = asyncio.Event()
 
     async def read() -> None:
-        # Changes that no event brings are found by looking.
+        # Changes without an event are found by the regular looks.
         with suppress(TidegateError):
             owner = await remote_batches.owner(server, org, batch)
             async with aclosing(BatchEvents(server, batch, owner).read()) as events:
@@ -244,7 +254,7 @@ async def _news(settings: Settings, org: str | None, batch: str) -> AsyncIterato
 
 
 async def _wait(stopping: Stopping, news: asyncio.Event | None) -> bool:
-    """Wait for the next look; says whether a stop was asked for."""
+    """Wait for the next look. Return whether a stop was asked for."""
     if news is None:
         return await stopping.wait(LOOK_S)
     waits = [asyncio.create_task(one.wait()) for one in (stopping.asked, news)]
@@ -256,7 +266,8 @@ async def _wait(stopping: Stopping, news: asyncio.Event | None) -> bool:
 
 
 async def _why(settings: Settings, org: str | None, batch: str) -> str:
-    """Why it stands still, as `tidegate explain` knows it; empty while the store cannot be read."""
+    """Return why the batch does not move, as `tidegate explain` does; empty while the
+    store cannot be read."""
     try:
         return reasons.waits_for(*await explain.explain_inputs_of(settings, org, batch))
     except StoreError:
