@@ -15,6 +15,7 @@ from tidegate.core import ids
 from tidegate.core.answers.copied_lines import SourceLine, deduplicated_line, read_copy, read_source, reused_line
 from tidegate.core.answers.outcome_lines import DAMAGE
 from tidegate.core.answers.results import error_line, never_ran_line
+from tidegate.core.answers.whole_lines import whole_lines
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job, Placed, UnrunLines
 from tidegate.core.ports import Blobs, BlobWriter, Entropy
@@ -180,7 +181,7 @@ class CopyWriter:
 
         If the item whose line is taken is in none of `sources`, it never ran.
         """
-        async for text in _whole_lines(work):
+        async for text in whole_lines(work):
             copy = read_copy(text)
             if copy.of is None:
                 line = reused_line(item_id(self._job.id, self._number), copy)
@@ -218,12 +219,3 @@ class CopyWriter:
         else:
             self._errors.schema_invalid += self._leader[1].code == SCHEMA_INVALID
             await self._errors.add(number, Outcome.FAILED, line)
-
-
-async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines without their newlines. The last line has a newline, too."""
-    held = b""
-    async for piece in pieces:
-        *lines, held = (held + piece).split(b"\n")
-        for line in lines:
-            yield line

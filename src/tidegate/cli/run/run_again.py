@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from tidegate.cli.terminal import input_file, results
 from tidegate.core.answers.outcome_lines import NEVER_RAN, OutcomeLine, read_line
+from tidegate.core.answers.whole_lines import whole_lines
 from tidegate.core.errors import SettingsError
 from tidegate.core.job_controls import EVERYTHING, JobControls, MaxErrors, RetryChoice
 from tidegate.core.nouns import Job, Usage
@@ -90,7 +91,7 @@ class History(msgspec.Struct, frozen=True):
         left = {rest.job.id: rest.kinds for rest in self.rests}
         chosen = {job.id: choice for job, choice in again}
         for job in self.jobs:
-            async for text in _split(results.content(parts, job.output_file_id, job.output_bytes)):
+            async for text in whole_lines(results.content(parts, job.output_file_id, job.output_bytes)):
                 found.add(results.custom_id_of(text))
             async for text in _lines(job, parts):
                 line = read_line(text)
@@ -139,15 +140,7 @@ async def _kinds(job: Job, parts: "Parts") -> dict[Kind, bool]:
 
 def _lines(job: Job, parts: "Parts") -> AsyncIterator[bytes]:
     """Yield the failed lines of a batch."""
-    return _split(results.content(parts, job.error_file_id, job.error_bytes))
-
-
-async def _split(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    rest = b""
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line
+    return whole_lines(results.content(parts, job.error_file_id, job.error_bytes))
 
 
 def _kind(line: OutcomeLine) -> Kind | None:

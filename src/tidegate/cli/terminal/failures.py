@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from tidegate.core.answers.whole_lines import whole_lines
+
 CAUSES_MAX = 100
 
 
@@ -46,15 +48,12 @@ _line = msgspec.json.Decoder(_FailedLine).decode
 async def causes(chunks: AsyncIterator[bytes]) -> list[Cause]:
     """Return the causes of failed lines, the most frequent first."""
     found: dict[str, Cause] = {}
-    rest = b""
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            words, message, custom_id = _read(line)
-            if words not in found and len(found) < CAUSES_MAX:
-                found[words] = Cause(words, message, custom_id)
-            if words in found:
-                found[words].count += 1
+    async for line in whole_lines(chunks):
+        words, message, custom_id = _read(line)
+        if words not in found and len(found) < CAUSES_MAX:
+            found[words] = Cause(words, message, custom_id)
+        if words in found:
+            found[words].count += 1
     return sorted(found.values(), key=lambda cause: -cause.count)
 
 

@@ -6,7 +6,7 @@ the work file. At most a window of items is in memory.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import Raw
 
 from tidegate.core.answers import answer as answers
 from tidegate.core.answers.outcome_lines import DAMAGED, OutcomeLine
+from tidegate.core.answers.whole_lines import whole_lines
 from tidegate.core.errors import BlobMissing
 from tidegate.core.ids import item_id, split_item_id
 from tidegate.core.nouns import Job, Usage
@@ -232,7 +233,7 @@ class ItemReader:
         file = await self._store.get_file(job.tenant_id, job.input_file_id)
         read = _no_lines(len(places.which))
         if file is not None:
-            read = _lines(file_bytes(self._store, self._blobs, file.id, 0, file.size_bytes))
+            read = whole_lines(file_bytes(self._store, self._blobs, file.id, 0, file.size_bytes))
         total = len(places.which)
         start, size = 0, 0
         window: list[bytes] = []
@@ -516,17 +517,3 @@ def _words_of(body: bytes) -> _ErrorOfItem:
         return _decode_error(body).error or _ErrorOfItem()
     except msgspec.MsgspecError:
         return _ErrorOfItem()
-
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a file without their ends."""
-    held: list[bytes] = []
-    async for piece in pieces:
-        *whole, last = piece.split(b"\n")
-        for end in whole:
-            yield b"".join((*held, end))
-            held.clear()
-        if last:
-            held.append(last)
-    if held:
-        yield b"".join(held)

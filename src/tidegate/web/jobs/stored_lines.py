@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from tidegate.core.answers.outcome_lines import DAMAGE, OutcomeLine, read_line, readable_line
+from tidegate.core.answers.whole_lines import whole_lines
 from tidegate.core.ids import item_id
 from tidegate.core.nouns import Job
 from tidegate.store.store import Store
@@ -76,20 +77,10 @@ class StoredLines:
 
     async def all(self, at: int, pieces: AsyncIterator[bytes]) -> AsyncGenerator[PlacedLine, None]:
         """Yield the lines of a file from `at` on, which must be the beginning of a line."""
-        held: list[bytes] = []
-        async for piece in pieces:
-            *whole, last = piece.split(b"\n")
-            for end in whole:
-                text = b"".join((*held, end))
-                held.clear()
-                for one in await self.read(at, text):
-                    yield one
-                at += len(text) + 1
-            if last:
-                held.append(last)
-        if held:
-            for one in await self.read(at, b"".join(held)):
+        async for text in whole_lines(pieces):
+            for one in await self.read(at, text):
                 yield one
+            at += len(text) + 1
 
     def _note(self, at: int, damage: Exception | None) -> None:
         if not self._is_logged:

@@ -3,12 +3,13 @@
 A job that ended before ingest has no result files: its results are derived from its input.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
 
 from tidegate.core.answers.outcome_lines import OutcomeLine, salvaged_custom_id
+from tidegate.core.answers.whole_lines import whole_lines
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import File, Job
 from tidegate.core.ports import Blobs
@@ -83,8 +84,9 @@ async def _lines_of(store: Store, blobs: Blobs, job: Job, file: File) -> AsyncGe
     """Yield the lines of an input or a result file. A damaged result is replaced by one that reports the damage."""
     async with aclosing(file_bytes(store, blobs, file.id, 0, file.size_bytes)) as stream:
         if file.id not in (job.output_file_id, job.error_file_id):
-            async for text in _lines(stream):
-                yield text
+            async for text in whole_lines(stream):
+                if text:
+                    yield text
             return
         name = OUTPUT if file.id == job.output_file_id else ERRORS
         async with aclosing(StoredLines(store, job, name).all(0, stream)) as lines:
@@ -140,19 +142,3 @@ def _status_of(code: str) -> int:
     if code == "model_not_found":
         return _NOT_FOUND
     return _OURS if code.startswith(_OURS_CODES) else _BAD_REQUEST
-
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a file that are not empty."""
-    held: list[bytes] = []
-    async for piece in pieces:
-        *whole, last = piece.split(b"\n")
-        for end in whole:
-            line = b"".join((*held, end))
-            held.clear()
-            if line:
-                yield line
-        if last:
-            held.append(last)
-    if held:
-        yield b"".join(held)
