@@ -1,4 +1,4 @@
-"""Things to test against: a simulated model server, and a processor of queued calls.
+"""Stand-ins for tests: a simulated model server, and a processor of queued calls.
 
-Nothing in here is on the road of a real job, and nothing on that road imports it.
+A real job uses none of this code, and the code for real jobs does not import it.
 """

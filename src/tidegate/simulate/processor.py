@@ -1,8 +1,12 @@
-"""A stand-in for llm-d's async processor: takes requests from the sorted sets of some pools, calls a model server, pushes the results.
+"""A stand-in for llm-d's async processor, to try and test Tidegate without a cluster.
 
-It speaks the processor's own messages, so that Tidegate can be tried and tested without a cluster: the earliest deadline first, a marker
-stops a request before it is sent, what cannot be sent is answered with an error code. Like the first versions of the real one it forgets
-what it took when it is killed. It knows nothing of Tidegate.
+- It takes requests from the sorted sets of its pools, the earliest deadline first, calls a model
+  server and pushes the results.
+- It uses the real processor's messages: a marker stops a request before it is sent, and a request
+  that cannot be sent gets an error code.
+- Like the first versions of the real one, it loses the requests that it has taken if it is killed.
+
+This module knows nothing of Tidegate.
 """
 
 import argparse
@@ -29,7 +33,7 @@ CALLS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class ProcessorOptions:
-    """`redis_url` is where the queues are, `pools` are those to serve, and `base_url` is the model server, without a path."""
+    """The Redis of the queues, the pools to serve, and the model server's address without a path."""
 
     redis_url: str
     pools: Sequence[str]
@@ -44,7 +48,7 @@ class Processor:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Take and call until cancelled."""
+        """Take requests and call the model server until cancelled."""
         timeout = aiohttp.ClientTimeout(total=CALL_S)
         connector = aiohttp.TCPConnector(limit=self._options.calls_max)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=False) as session:
@@ -91,7 +95,7 @@ class Processor:
             result = _error(request_id, "CANCELLED", "request was cancelled")
         else:
             result = await self._call(session, request_id, request)
-        # A result is worth more than a connection: it is pushed until it is there.
+        # A result must not get lost, so it is pushed until Redis has it.
         while True:
             try:
                 await self._redis.lpush(results, json.dumps(result))

@@ -1,7 +1,8 @@
 """The simulated model server: instant, of fixed latency, or modelled as a continuous-batching engine.
 
-`serve` runs it over a socket. `ModelledEngine` is the modelled engine by itself, without a clock, for virtual time. Nothing here
-imports the rest of Tidegate, so that a fault in the product cannot hide itself in its own test bench.
+`serve` runs it over a socket. `ModelledEngine` is the modelled engine alone, without a clock, for
+virtual time. This room imports no other part of Tidegate, so that a fault of the product cannot
+hide in its own test bench.
 """
 
 from tidegate.simulate.engine.model import (

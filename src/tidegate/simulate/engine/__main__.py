@@ -11,7 +11,7 @@ from tidegate.simulate.engine.server import serve
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, serve, and say why not."""
+    """Parse the flags and serve; print the reason if that fails."""
     defaults = EngineOptions()
     parser = argparse.ArgumentParser(prog="python -m tidegate.simulate.engine", description="A simulated model server.")
     parser.add_argument("--mode", choices=("instant", "fixed", "modelled"), default=defaults.mode)

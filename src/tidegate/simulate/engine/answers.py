@@ -1,8 +1,8 @@
-"""The answers: words that follow from the prompt alone, in the shape of each endpoint, whole or as a stream of events.
+"""The answers: words that follow from the prompt alone, whole or streamed, in an endpoint's shape.
 
-The first eight letters of every answer in words are the hash of its prompt, so a test can tell whose answer it holds. A token is
-four bytes of plain ASCII, so a piece of a stream is a slice, and only JSON needs escaping. This module knows no socket, no time
-and no fault.
+The first eight letters of an answer in words are the hash of its prompt, so that a test can match
+the two. A token is four bytes of plain ASCII, so each piece of a stream is a slice of the text, and
+only JSON needs escaping. This module knows no sockets, no time and no faults.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _CORPUS_TOKENS = 1 << 14
 
 
 def _corpus() -> bytes:
-    """Words of three letters and a space: whole tokens."""
+    """Return random words of three letters and a space, each a whole token."""
     random = Random(8)
     return b"".join(random.choice(_WORDS).ljust(TOKEN_BYTES) for _ in range(_CORPUS_TOKENS))
 
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SimulatedCall(msgspec.Struct, frozen=True):
-    """The tool that an answer calls; the answer's text is what it is called with. `name` is JSON."""
+    """The tool that an answer calls; the answer's text is the call's input. `name` is JSON."""
 
     id: bytes
     name: bytes
@@ -39,7 +39,10 @@ class SimulatedCall(msgspec.Struct, frozen=True):
 
 
 class SimulatedChoice(msgspec.Struct):
-    """One answer to one prompt; `cached_tokens` is what the engine found of it in its cache, `written_tokens` what it put there."""
+    """One answer to one prompt.
+
+    The engine found `cached_tokens` of the prompt in its cache, and put `written_tokens` there.
+    """
 
     prompt: bytes
     prompt_tokens: int
@@ -51,16 +54,19 @@ class SimulatedChoice(msgspec.Struct):
     written_tokens: int = 0
     call: SimulatedCall | None = None
     plain: bool = True
-    """Whether the text can stand in a JSON string as it is."""
+    """True if the text needs no escaping in a JSON string."""
 
     def note_cache(self, found_tokens: int) -> None:
-        """The engine found so many tokens of the prompt in its cache, and put every other whole block of it there."""
+        """Note how many tokens of the prompt the engine found in its cache.
+
+        It put every other whole block of the prompt there.
+        """
         self.cached_tokens = found_tokens
         self.written_tokens = self.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS - found_tokens
 
 
 class SimulatedAnswer(msgspec.Struct):
-    """All that is needed to write an answer in any shape."""
+    """The contents of an answer, to be written in any shape."""
 
     ask: SimulatedRequest
     name: bytes
@@ -72,25 +78,28 @@ class SimulatedAnswer(msgspec.Struct):
     sent_events: int = 0
 
     def next_event_number(self) -> int:
-        """Number the next event of a stream of typed events."""
+        """Return the number of the next event of a stream of typed events."""
         number, self.sent_events = self.sent_events, self.sent_events + 1
         return number
 
     @property
     def cached_tokens(self) -> int:
-        """What the engine found cached; a prompt counts once, however many choices it has."""
+        """Return how many tokens the engine found cached.
+
+        A prompt counts once for all its choices.
+        """
         if len(self.choices) == 1:
             return self.choices[0].cached_tokens
         return sum(choice.cached_tokens for choice in self.choices[:: self.ask.n])
 
     @property
     def written_tokens(self) -> int:
-        """What the engine put into its cache, counted like `cached_tokens`."""
+        """Return how many tokens the engine put into its cache. A prompt counts once."""
         return sum(choice.written_tokens for choice in self.choices[:: self.ask.n])
 
 
 def answer_for(ask: SimulatedRequest, number: int, created: int, tokens_mean: int) -> SimulatedAnswer:
-    """The answer to `ask`; `tokens_mean` 0 for endpoints that answer without words."""
+    """Return the answer to `ask`; `tokens_mean` is 0 for endpoints that answer without words."""
     choices: list[SimulatedChoice] = []
     prompt_tokens = output_tokens = 0
     for place, prompt in enumerate(ask.prompts):
@@ -128,7 +137,7 @@ def _write(choice: SimulatedChoice, ask: SimulatedRequest, copy: int, tokens_mea
 
 
 def _write_formed(choice: SimulatedChoice, ask: SimulatedRequest, form: Form, copy: int, tokens_mean: int) -> None:
-    """Write a call or JSON. What is longer than the limit is cut there, as a real server does."""
+    """Write a tool call or JSON, cut at the token limit as a real server does."""
     luck = int.from_bytes(choice.digest, "little") + copy
     tool = form.tool_for(luck)
     if tool is None and not form.as_json:
@@ -155,12 +164,12 @@ def _write_formed(choice: SimulatedChoice, ask: SimulatedRequest, form: Form, co
 
 
 def quoted(choice: SimulatedChoice, text: bytes) -> bytes:
-    """The text, or a piece of it, as it stands between the quotes of a JSON string."""
+    """Return the text, or a piece of it, escaped for a JSON string."""
     return text if choice.plain else text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
 def chunks(choice: SimulatedChoice) -> Iterator[bytes]:
-    """The answer's tokens, one by one."""
+    """Yield the answer's tokens, one by one."""
     for start in range(0, len(choice.text), TOKEN_BYTES):
         yield choice.text[start : start + TOKEN_BYTES]
 
@@ -175,11 +184,11 @@ def _usage(answer: SimulatedAnswer) -> bytes:
 
 
 class Chat:
-    """/v1/chat/completions."""
+    """The shape of answers of /v1/chat/completions."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         choices = b",".join(
             b'{"index":%d,"message":{"role":"assistant",%s,"refusal":null},"logprobs":null,"finish_reason":"%s"}'
             % (index, _chat_content(choice), choice.finish.encode())
@@ -195,7 +204,7 @@ class Chat:
 
     @staticmethod
     def opening(answer: SimulatedAnswer) -> bytes:
-        """The events before the first token."""
+        """Return the events before the first token."""
         events = []
         for index, choice in enumerate(answer.choices):
             content = b'""' if choice.call is None else b"null"
@@ -206,7 +215,7 @@ class Chat:
 
     @staticmethod
     def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
-        """The event of one token."""
+        """Return the event of one token."""
         choice = answer.choices[index]
         if choice.call is None:
             return _chat_event(answer, index, b'{"content":"%s"}' % quoted(choice, chunk), b"null")
@@ -216,7 +225,7 @@ class Chat:
 
     @staticmethod
     def closing(answer: SimulatedAnswer) -> bytes:
-        """The events after the last token."""
+        """Return the events after the last token."""
         events = [
             _chat_event(answer, index, b"{}", b'"%s"' % choice.finish.encode())
             for index, choice in enumerate(answer.choices)
@@ -230,7 +239,7 @@ class Chat:
         return b"".join(events)
 
 
-# How a call says its kind, and what it is called with.
+# The field for a call's kind, and the field for its input.
 _FUNCTION = (b"function", b"arguments")
 _CUSTOM = (b"custom", b"input")
 
@@ -251,7 +260,7 @@ def _chat_content(choice: SimulatedChoice) -> bytes:
 
 
 def _chat_call(call: SimulatedCall) -> bytes:
-    """The first event of a call: its name, and nothing yet of what it is called with."""
+    """Return the first event of a call: its name, with an empty input."""
     kind, field = _CUSTOM if call.custom else _FUNCTION
     return b'{"index":0,"id":"%s","type":"%s","%s":{"name":%s,"%s":""}}' % (call.id, kind, kind, call.name, field)
 
@@ -265,11 +274,11 @@ def _chat_event(answer: SimulatedAnswer, index: int, delta: bytes, finish: bytes
 
 
 class ChatBatch:
-    """/v1/chat/completions/batch: a result for each conversation, with its own usage, and the sum of all."""
+    """The shape of answers of /v1/chat/completions/batch: a result for each conversation."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         results = []
         for index, choice in enumerate(answer.choices):
             name = b"%s-%d" % (answer.name, index)
@@ -281,11 +290,11 @@ class ChatBatch:
 
 
 class Completion:
-    """/v1/completions."""
+    """The shape of answers of /v1/completions."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         choices = b",".join(
             _completion_choice(index, choice.text, b'"%s"' % choice.finish.encode())
             for index, choice in enumerate(answer.choices)
@@ -294,18 +303,18 @@ class Completion:
 
     @staticmethod
     def opening(answer: SimulatedAnswer) -> bytes:
-        """The events before the first token: none."""
+        """Return the events before the first token: none."""
         return b""
 
     @staticmethod
     def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
-        """The event of one token."""
+        """Return the event of one token."""
         choice = _completion_choice(index, chunk, b"null")
         return b'data: {%s,"choices":[%s]}\n\n' % (_completion_head(answer), choice)
 
     @staticmethod
     def closing(answer: SimulatedAnswer) -> bytes:
-        """The events after the last token."""
+        """Return the events after the last token."""
         head = _completion_head(answer)
         events = [
             b'data: {%s,"choices":[%s]}\n\n' % (head, _completion_choice(index, b"", b'"%s"' % choice.finish.encode()))

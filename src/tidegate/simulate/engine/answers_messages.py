@@ -6,11 +6,11 @@ _STOPS = {"stop": b"end_turn", "length": b"max_tokens", "tool_calls": b"tool_use
 
 
 class Messages:
-    """/v1/messages."""
+    """The shape of answers of /v1/messages."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         choice = answer.choices[0]
         if choice.call is None:
             block = b'{"type":"text","text":"%s","citations":null}' % quoted(choice, choice.text)
@@ -22,7 +22,7 @@ class Messages:
 
     @staticmethod
     def opening(answer: SimulatedAnswer) -> bytes:
-        """The events before the first token."""
+        """Return the events before the first token."""
         choice = answer.choices[0]
         block = b'{"type":"text","text":"","citations":null}' if choice.call is None else _tool_use(choice, b"{}")
         return b"".join(
@@ -35,7 +35,7 @@ class Messages:
 
     @staticmethod
     def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
-        """The event of one token; there is only one block, so `index` is always 0."""
+        """Return the event of one token; there is only one block, so `index` is always 0."""
         choice = answer.choices[index]
         kind, field = (b"text_delta", b"text") if choice.call is None else (b"input_json_delta", b"partial_json")
         delta = b'{"type":"%s","%s":"%s"}' % (kind, field, quoted(choice, chunk))
@@ -43,7 +43,7 @@ class Messages:
 
     @staticmethod
     def closing(answer: SimulatedAnswer) -> bytes:
-        """The events after the last token."""
+        """Return the events after the last token."""
         stop = b'"delta":{"stop_reason":"%s","stop_sequence":null}' % _STOPS[answer.choices[0].finish]
         return b"".join(
             (

@@ -6,16 +6,16 @@ _PLAIN = b'"tools":[],"tool_choice":"auto","parallel_tool_calls":true,"text":{"f
 
 
 class Responses:
-    """/v1/responses."""
+    """The shape of answers of /v1/responses."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         return _response(answer, b"completed", b"[%s]" % _item(answer, b"completed", whole=True))
 
     @staticmethod
     def opening(answer: SimulatedAnswer) -> bytes:
-        """The events before the first token."""
+        """Return the events before the first token."""
         begun = _response(answer, b"in_progress", b"[]")
         item = _item(answer, b"in_progress", whole=False)
         events = [
@@ -30,7 +30,7 @@ class Responses:
 
     @staticmethod
     def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
-        """The event of one token; there is only one output, so `index` is always 0."""
+        """Return the event of one token; there is only one output, so `index` is always 0."""
         choice = answer.choices[0]
         text = quoted(choice, chunk)
         if choice.call is None:
@@ -41,7 +41,7 @@ class Responses:
 
     @staticmethod
     def closing(answer: SimulatedAnswer) -> bytes:
-        """The events after the last token."""
+        """Return the events after the last token."""
         choice = answer.choices[0]
         text = quoted(choice, choice.text)
         item = _item(answer, b"completed", whole=True)
@@ -60,7 +60,7 @@ class Responses:
         return b"".join(events)
 
 
-# How the events of a call are named, and the field that has what it is called with.
+# The name of a call's events, and the field for its input.
 _FUNCTION = (b"function_call_arguments", b"arguments")
 _CUSTOM = (b"custom_tool_call_input", b"input")
 

@@ -1,8 +1,11 @@
-"""What a caller asks for, read from a request body: the prompts as canonical bytes, and how much to answer.
+"""Requests, read from their bodies: the prompts as canonical bytes, and how much to answer.
 
-There is no tokenizer: four bytes of the rendering are one token. Each message is padded to whole tokens, so that a
-conversation that goes on repeats the bytes, and the cache blocks, of its earlier turns. Only the fields that matter to an
-answer are decoded. This module knows no HTTP and writes no answers.
+- There is no tokenizer: four bytes of the rendering are one token.
+- Each message is padded to whole tokens, so that the next turn of a conversation repeats the bytes,
+  and the cache blocks, of its earlier turns.
+- Only the fields that matter to an answer are decoded.
+
+This module knows no HTTP and writes no answers.
 """
 
 import re
@@ -20,19 +23,19 @@ PROMPT_COUNT_MAX = 2048
 CHOICE_COUNT_MAX = 128
 
 _PADDING = (b"", b"   ", b"  ", b" ")
-# The end of a message, padded for each length that its text can have beyond whole tokens.
+# The end of a message, padded for each number of bytes that its text has beyond whole tokens.
 _ENDS = (b"<|end|> ", b"<|end|>", b"<|end|>   ", b"<|end|>  ")
 _NOTHING = msgspec.Raw()
 _BEHAVE = re.compile(r'"behave"\s*:\s*"([^"]{0,200})"')
 
 
 class SimulatedRequest(msgspec.Struct):
-    """One decoded request, the same shape for every endpoint."""
+    """One decoded request, in the same shape for all endpoints."""
 
     model: str
     prompts: list[bytes]
     marked: str | None
-    """The behaviour that the text asks for, if it does."""
+    """The behaviour that the text asks for, if any."""
     stream: bool = False
     include_usage: bool = False
     n: int = 1
@@ -43,7 +46,7 @@ class SimulatedRequest(msgspec.Struct):
     base64: bool = False
     dimensions: int | None = None
     forms: list[Form | None] = []
-    """What each prompt's answer may look like beside plain words; empty: all are plain words."""
+    """The form of each prompt's answer beside plain words; empty if all are plain words."""
     echo: bytes = b""
     """The fields of the request that a response repeats, as JSON members."""
     metadata: bytes = b"{}"
@@ -171,17 +174,17 @@ _part = msgspec.json.Decoder(_ModerationInput)
 
 
 def prompt_hash(prompt: bytes) -> bytes:
-    """Eight bytes that stand for a prompt: they choose its answer's words and length."""
+    """Return the hash of a prompt in eight bytes; it decides its answer's words and length."""
     return blake2b(prompt, digest_size=8).digest()
 
 
 def token_count(prompt: bytes) -> int:
-    """How many tokens a rendering has; even an empty prompt has one."""
+    """Return how many tokens a rendering has; even an empty prompt has one."""
     return max(1, -(-len(prompt) // TOKEN_BYTES))
 
 
 def chat_ask(body: bytes) -> SimulatedRequest:
-    """A chat completion."""
+    """Read a chat completion."""
     seen = _chat.decode(body)
     if not seen.messages:
         raise BadAsk("messages must not be empty: send at least one message", "messages")
@@ -193,7 +196,7 @@ def chat_ask(body: bytes) -> SimulatedRequest:
 
 
 def chat_batch_ask(body: bytes) -> SimulatedRequest:
-    """Several conversations with everything else in common; each is answered by itself."""
+    """Read several conversations that share all other fields; each gets its own answer."""
     seen = _chat_batch.decode(body)
     if not seen.messages or len(seen.messages) > PROMPT_COUNT_MAX or not all(seen.messages):
         raise BadAsk(f"messages must be 1 to {PROMPT_COUNT_MAX} conversations, none of them empty", "messages")
@@ -215,7 +218,7 @@ def _chat_forms(seen: _ChatRequest | _ChatBatchRequest, conversations: list[list
 
 
 def completion_ask(body: bytes) -> SimulatedRequest:
-    """A text completion; a list of prompts has one choice for each."""
+    """Read a text completion; a list of prompts has one choice for each."""
     seen = _completion.decode(body)
     prompts = _texts(seen.prompt, "prompt")
     marked = _marker(body, lambda: (text.decode() for text in reversed(prompts)))
@@ -223,7 +226,7 @@ def completion_ask(body: bytes) -> SimulatedRequest:
 
 
 def response_ask(body: bytes) -> SimulatedRequest:
-    """A response."""
+    """Read a response."""
     seen = _response.decode(body)
     messages = (
         [_ChatMessage(content=seen.input)]
@@ -247,7 +250,7 @@ def response_ask(body: bytes) -> SimulatedRequest:
 
 
 def messages_ask(body: bytes) -> SimulatedRequest:
-    """A message of Anthropic's API."""
+    """Read a message of Anthropic's API."""
     seen = _messages.decode(body)
     if not seen.messages:
         raise BadAsk("messages must not be empty: send at least one message", "messages")
@@ -272,7 +275,7 @@ def messages_ask(body: bytes) -> SimulatedRequest:
 
 
 def embedding_ask(body: bytes) -> SimulatedRequest:
-    """Embeddings: one vector for each input."""
+    """Read a call for embeddings: one vector for each input."""
     seen = _embedding.decode(body)
     if seen.encoding_format not in (None, "float", "base64"):
         raise BadAsk("encoding_format must be float or base64", "encoding_format")
@@ -290,7 +293,7 @@ def embedding_ask(body: bytes) -> SimulatedRequest:
 
 
 def moderation_ask(body: bytes) -> SimulatedRequest:
-    """Moderations: one verdict for each input."""
+    """Read a call for moderations: one verdict for each input."""
     seen = _moderation.decode(body)
     inputs = [seen.input] if isinstance(seen.input, str) else seen.input
     prompts = [(one if isinstance(one, str) else one.text).encode() for one in inputs]
@@ -301,7 +304,7 @@ def moderation_ask(body: bytes) -> SimulatedRequest:
 
 
 def score_ask(body: bytes) -> SimulatedRequest:
-    """Scores: one for each pair of texts."""
+    """Read a call for scores: one for each pair of texts."""
     seen = _score.decode(body)
     left = _side(seen.text_1, seen.data_1, seen.queries)
     right = _side(seen.text_2, seen.data_2, seen.documents, seen.items)
@@ -311,7 +314,7 @@ def score_ask(body: bytes) -> SimulatedRequest:
 
 
 def _side(*given: _Texts | None) -> list[str]:
-    """The texts under the one of these names that a request uses."""
+    """Return the texts under the first of these names that a request uses."""
     for texts in given:
         if texts is not None:
             return [texts] if isinstance(texts, str) else texts
@@ -319,7 +322,7 @@ def _side(*given: _Texts | None) -> list[str]:
 
 
 def rerank_ask(body: bytes) -> SimulatedRequest:
-    """Reranking: one score for each document."""
+    """Read a call for a reranking: one score for each document."""
     seen = _rerank.decode(body)
     if not seen.documents:
         raise BadAsk("documents must not be empty", "documents")
@@ -363,7 +366,7 @@ def _tools(raw: msgspec.Raw) -> Any:
 
 
 def _response_item(raw: msgspec.Raw) -> _ChatMessage:
-    """Read one item of a response's input: a message, or a call or its output, which count with all their bytes."""
+    """Read one item of a response's input: a message, or all bytes of a tool's call or output."""
     item = _message.decode(raw)
     if item.content is None:
         answered = b'_output"' in bytes(raw)
@@ -372,7 +375,10 @@ def _response_item(raw: msgspec.Raw) -> _ChatMessage:
 
 
 def _echo(seen: _ResponseRequest, tools: Any) -> bytes:
-    """Write what a response repeats of its request; a function tool says `strict` and `parameters` even where the caller did not."""
+    """Return the fields of the request that a response repeats.
+
+    A function tool has `strict` and `parameters` there even if the request left them out.
+    """
     shown = [
         {"strict": True, "parameters": None, **tool} if tool.get("type") == "function" else tool for tool in tools or ()
     ]
@@ -399,7 +405,7 @@ def _render(tools: msgspec.Raw, messages: list[_ChatMessage]) -> bytes:
             text = b"\n".join(_part_bytes(part) for part in content)
         if _given(message.tool_calls):
             text += bytes(message.tool_calls)
-        # The header is padded by itself, so that an answer begins on a whole token.
+        # The header is padded too, so that an answer begins on a whole token.
         chunks.append(_header(message.role))
         chunks.append(text)
         chunks.append(_ENDS[len(text) & 3])
@@ -424,7 +430,7 @@ def _part_bytes(part: msgspec.Raw) -> bytes:
 
 
 def _texts(given: str | list[str | int | list[int]], param: str) -> list[bytes]:
-    """The inputs of a call as bytes, each: a text, or token numbers, four bytes for each."""
+    """Return each input of a call as bytes: its text, or four bytes for each token number."""
     if isinstance(given, str):
         return [given.encode()]
     if not given or len(given) > PROMPT_COUNT_MAX:
@@ -459,7 +465,10 @@ def _last_user_texts(messages: list[_ChatMessage]) -> Iterable[str]:
 
 
 def _marker(body: bytes, texts: Callable[[], Iterable[str]]) -> str | None:
-    """The behaviour named in one of the texts. Bodies that never say the word, nearly all, cost one search."""
+    """Return the behaviour that one of the texts names.
+
+    Nearly all bodies lack the word, and those cost only one search.
+    """
     if b"behave" not in body:
         return None
     for text in texts():
@@ -470,6 +479,6 @@ def _marker(body: bytes, texts: Callable[[], Iterable[str]]) -> str | None:
 
 
 def behaviour_in(text: str) -> str | None:
-    """The behaviour that a text names."""
+    """Return the behaviour that a text names; None if it names none."""
     found = _BEHAVE.search(text)
     return None if found is None else found[1]

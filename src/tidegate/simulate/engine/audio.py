@@ -1,6 +1,7 @@
-"""/v1/audio/transcriptions and /v1/audio/translations: a form with a file in, words about the sea out.
+"""The audio endpoints, transcriptions and translations: a form with a file in, words out.
 
-The words follow from the file's bytes and the prompt. What arrived as the file is in the answer, for tests.
+The words follow from the file's bytes and the prompt. For tests, the answer also has the received
+file's name, size and hash.
 """
 
 import re
@@ -20,7 +21,7 @@ class Transcript:
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         return b'{"text":"%s","usage":{"type":"tokens","input_tokens":%d,"output_tokens":%d,"total_tokens":%d},%s}' % (
             answer.choices[0].text,
             answer.prompt_tokens,

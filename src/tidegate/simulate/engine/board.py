@@ -1,7 +1,7 @@
-"""What the processes of one simulated engine share: their counters, the fault rates set at run time, the calls already failed.
+"""The board that the processes of one engine share: counters, fault rates, counts of failed calls.
 
-It is one small file mapped into each of them. Each process adds only to its own counters, so adding takes no lock; readers
-sum over all. Nothing here outlives the engine.
+It is one small file that each process maps into its memory. A process adds only to its own
+counters, so adding takes no lock; readers sum over all. The file ends with the engine.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ _PROBE_COUNT_MAX = 64
 
 
 def board_bytes(processes: int) -> int:
-    """How large the file is."""
+    """Return the size of the file."""
     return _PAGE + processes * COUNTER_COUNT * 8 + ATTEMPT_COUNT_MAX * _ATTEMPT.size
 
 
@@ -42,23 +42,23 @@ class Board:
         self.counters = self._all[index * COUNTER_COUNT : (index + 1) * COUNTER_COUNT]
 
     def sums(self) -> list[int]:
-        """Every counter, summed over the processes."""
+        """Return each counter, summed over the processes."""
         numbers = self._all.tolist()
         return [sum(numbers[place::COUNTER_COUNT]) for place in range(COUNTER_COUNT)]
 
     def faults_version(self) -> int:
-        """A number that changes whenever the fault rates do; 0 while none was set."""
+        """Return a number that changes with the fault rates; 0 before any were set."""
         return int.from_bytes(self._view[:8], "little")
 
     def faults(self) -> dict[str, float]:
-        """The fault rates last set at run time."""
+        """Return the fault rates that were last set at run time."""
         with _Locked(self._fd):
             _, length = _HEADER.unpack_from(self._map)
             text = self._map[_HEADER.size : _HEADER.size + length]
         return msgspec.json.decode(text, type=dict[str, float]) if text else {}
 
     def set_faults(self, rates: dict[str, float]) -> None:
-        """Set the fault rates of every process, from their next call on."""
+        """Set the fault rates of all processes, from their next call on."""
         text = msgspec.json.encode(rates)
         if len(text) > FAULTS_BYTES_MAX:
             raise ValueError(f"the fault rates take {len(text)} bytes: keep them under {FAULTS_BYTES_MAX}")
@@ -68,7 +68,10 @@ class Board:
             _HEADER.pack_into(self._map, 0, version + 1, len(text))
 
     def attempt(self, key: bytes) -> int:
-        """Count a call of `key`; says how many came before it. With too many keys the oldest places are reused."""
+        """Count a call of `key` and return how many came before it.
+
+        If there are too many keys, the count of another one is overwritten.
+        """
         name = blake2b(key, digest_size=8).digest()
         start = int.from_bytes(name, "little")
         with _Locked(self._fd):
@@ -84,7 +87,7 @@ class Board:
         return int(count)
 
     def close(self) -> None:
-        """Let go of the mapping."""
+        """Close the mapping."""
         self.counters.release()
         self._all.release()
         self._view.release()
@@ -92,7 +95,10 @@ class Board:
 
 
 class _Locked:
-    """The board's lock between processes; within one, the event loop's single thread is enough."""
+    """The board's lock between processes.
+
+    Within a process the event loop's single thread is enough.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

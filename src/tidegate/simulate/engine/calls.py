@@ -1,7 +1,7 @@
-"""The calls log: the witness of every call that reached the engine, on disk before its answer leaves.
+"""The calls log: the witness of all calls to the engine, on disk before their answers leave.
 
-Lines of one turn of the event loop are written together with one append; several processes share a file. A log that cannot
-be written is an error for the caller, who must then not answer: a witness with gaps would prove nothing.
+One append writes the lines of one turn of the event loop, and several processes share the file. If
+the log cannot be written, the caller must not answer, because a witness with gaps proves nothing.
 """
 
 import os
@@ -10,8 +10,12 @@ import msgspec
 
 
 class CallLine(msgspec.Struct, omit_defaults=True):
-    """One call, as the log holds it. `custom` is the start of the body's SHA-256, `n` is unique within a run; `tokens` are those that its
-    whole answer is billed for, `beside` how many other calls its process had under way when it came."""
+    """One call's line in the log.
+
+    - `custom` is the start of the body's SHA-256, and `n` is unique within a run.
+    - `tokens` is what its whole answer is billed for.
+    - `beside` is the number of other calls of the process that were under way when it came.
+    """
 
     at: float
     path: str
@@ -44,7 +48,7 @@ class CallsLog:
         self._lines.append(self._encode(line))
 
     def flush(self) -> None:
-        """Write what was added; raises OSError when the file does not take it."""
+        """Write the added lines; raise OSError if that fails."""
         if not self._lines:
             return
         self._lines.append(b"")

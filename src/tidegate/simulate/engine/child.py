@@ -1,4 +1,4 @@
-"""The command of one of several processes of a simulated engine; started by `server.py`, never by hand."""
+"""The command for one of several processes of a simulated engine. Only `server.py` starts it."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ from tidegate.simulate.engine.server import ChildPart, serve_child
 
 def main() -> None:
     """Read the part from standard input, then serve until that input ends."""
-    # Ctrl-C and a stop of the whole group reach the parent too, which ends us in order.
+    # Ctrl-C and a stop of the whole group reach the parent too, and it ends this process in order.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     part = msgspec.json.decode(sys.stdin.buffer.readline(), type=ChildPart)

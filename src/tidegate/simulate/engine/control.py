@@ -1,5 +1,7 @@
-"""The paths beside the API: metrics, the models, and the levers of a test (`/simulate/...`). None of these is in the calls log
-but the models, which clients of the API ask for too."""
+"""The paths beside the API: metrics, the list of models, and controls for tests (`/simulate/...`).
+
+Of these only calls for models are in the calls log, because clients of the API make them too.
+"""
 
 from urllib.parse import unquote
 
@@ -20,7 +22,7 @@ class _Faults(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def reply_to(request: HttpRequest, board: Board, pace: SimulatedPace | None) -> SimulatedReply | None:
-    """The reply to one of these requests, or none when it is not ours."""
+    """Return the reply to a request for metrics or a control; None for any other request."""
     match request.method, request.path:
         case b"GET", b"/metrics":
             _gauge(board, pace)
@@ -35,7 +37,7 @@ def reply_to(request: HttpRequest, board: Board, pace: SimulatedPace | None) -> 
 
 
 def models_reply(path: bytes) -> SimulatedReply:
-    """The list of models, or any one of them: every name is served."""
+    """Return the list of models, or the model of this path: every name is served."""
     name = unquote(path.removeprefix(b"/v1/models").removeprefix(b"/").decode("latin-1"))
     model = {"id": name or MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "tidegate"}
     return SimulatedReply(200, msgspec.json.encode(model if name else {"object": "list", "data": [model]}))
@@ -52,7 +54,7 @@ def _set_faults(body: bytes, board: Board) -> SimulatedReply:
 
 
 def _gauge(board: Board, pace: SimulatedPace | None) -> None:
-    """Copy the modelled engine's present state to where the metrics are read from."""
+    """Copy the modelled engine's present state to the counters for metrics."""
     if pace is None:
         return
     engine = pace.engine

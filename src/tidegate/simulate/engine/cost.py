@@ -1,7 +1,7 @@
-"""What one step of the modelled engine costs, as measured on one H200 with Llama-3-8B's shapes.
+"""The cost of one step of the modelled engine, as measured on one H200 with Llama-3-8B's shapes.
 
-The figures are the calibration's fit (mean error 3 %, worst 11 %). This module knows no queue, no cache and no clock: it
-turns a step's load into milliseconds.
+The figures are the calibration's fit (mean error 3 %, worst 11 %). This module turns a step's load
+into milliseconds, and knows no queue, no cache and no clock.
 """
 
 STEP_BASE_MS = 4.95
@@ -14,8 +14,11 @@ PREFILL_FREE_TOKENS = 100
 
 
 def step_ms(decoding: int, context_tokens: int, prefill_tokens: int) -> float:
-    """The milliseconds of a step in which `decoding` sequences, whose contexts add up to `context_tokens`, emit one token each
-    beside `prefill_tokens` tokens of prompt."""
+    """Return the milliseconds of a step.
+
+    `decoding` sequences, whose contexts add up to `context_tokens`, emit a token each, beside
+    `prefill_tokens` tokens of prompts.
+    """
     return (
         STEP_BASE_MS
         + SEQUENCE_MS * decoding

@@ -1,4 +1,4 @@
-"""Deals out behaviours: which one a call meets, by its own text, by the rates now in force, and by how often it failed before."""
+"""The choice of a call's behaviour: by its text, by the present rates, and by earlier failures."""
 
 import msgspec
 
@@ -8,7 +8,10 @@ from tidegate.simulate.engine.messages import HttpRequest
 
 
 class Dealer:
-    """The dealer of one process: it begins with the rates of the options, until others are set on the board."""
+    """The dealer of one process.
+
+    It uses the rates of the options until others are set on the board.
+    """
 
     def __init__(self, rates: dict[str, float], seed: int, board: Board) -> None:
         self._seed = seed
@@ -17,16 +20,16 @@ class Dealer:
         self._version = 0
 
     def behaviour(self, marked: str | None, request: HttpRequest) -> Behaviour | None:
-        """The behaviour that this call meets; what it asks for itself goes before chance."""
+        """Return the behaviour for this call; one that its text asks for goes before chance."""
         behaviour = self._draw() if marked is None else behaviour_from(marked)
         if behaviour is None or behaviour.fault is None or behaviour.fault.times is None:
             return behaviour
-        # Asking again for an answer that fits is a call of its own, with a key of its own.
+        # A second call for an answer that fits has another key, so the body stands for both.
         named = None if behaviour.fault.kind == "unfit" else request.headers.get(b"idempotency-key")
         key = named or request.body
         if self._board.attempt(key) < behaviour.fault.times:
             return behaviour
-        # The fault has worn off; a delay beside it has not.
+        # The fault has happened often enough; a delay beside it stays.
         return msgspec.structs.replace(behaviour, fault=None) if behaviour.delays else None
 
     def _draw(self) -> Behaviour | None:

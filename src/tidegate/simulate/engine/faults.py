@@ -1,4 +1,4 @@
-"""Faults by script: what a behaviour's text means, and which behaviour a call meets. Nothing here touches a socket.
+"""Faults by script: the meaning of a behaviour's text, and the draw of a call's behaviour.
 
 A behaviour is a list of steps with commas between them, each `KIND[=VALUE][:ra=WHEN][xTIMES]`:
 
@@ -42,7 +42,7 @@ _STEP = re.compile(
 
 
 class BadBehaviour(ValueError):
-    """The text names no behaviour we know; the message lists those we do."""
+    """The text names no known behaviour; the message lists the known ones."""
 
 
 class FaultStep(msgspec.Struct, frozen=True):
@@ -55,12 +55,12 @@ class FaultStep(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int | None:
-        """The error status that this step answers, if it is one."""
+        """Return the error status that this step answers with; None for other kinds."""
         return int(self.kind) if self.kind.isdigit() else None
 
 
 class Behaviour(msgspec.Struct, frozen=True):
-    """What one call meets: how it is delayed, and at most one thing that goes wrong."""
+    """The behaviour of the engine for one call: delays, and at most one fault."""
 
     text: str
     delays: tuple[FaultStep, ...]
@@ -68,7 +68,7 @@ class Behaviour(msgspec.Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """The status that will leave: 0 when none does."""
+        """Return the status that will be sent; 0 if none is."""
         if self.fault is None:
             return 200
         if self.fault.kind == "redirect":
@@ -77,7 +77,7 @@ class Behaviour(msgspec.Struct, frozen=True):
 
 
 def behaviour_from(text: str) -> Behaviour:
-    """Read a behaviour's text; `BadBehaviour` when it has no meaning."""
+    """Read a behaviour's text; raise BadBehaviour if it has no meaning."""
     delays: list[FaultStep] = []
     faults: list[FaultStep] = []
     for chunk in text.split(","):
@@ -103,7 +103,7 @@ def _step_from(chunk: str) -> FaultStep:
 
 
 def rates_from(given: Mapping[str, float]) -> list[tuple[Behaviour, float]]:
-    """Behaviours with the share of calls that meet each; shares add up to at most 1."""
+    """Return behaviours with the share of calls for each; shares add up to at most 1."""
     rates = [(behaviour_from(text), float(share)) for text, share in given.items()]
     if any(not 0.0 <= share <= 1.0 for _, share in rates) or sum(share for _, share in rates) > 1.0 + 1e-9:
         raise BadBehaviour("each fault's rate must be between 0 and 1, and their sum at most 1")
@@ -124,14 +124,14 @@ def rate_from_option(text: str) -> tuple[str, float]:
 
 
 class Chance:
-    """Draws which of the rated behaviours a call meets, the same way for the same seed."""
+    """A draw among behaviours by their rates; the same seed gives the same sequence."""
 
     def __init__(self, rates: list[tuple[Behaviour, float]], seed: int) -> None:
         self._rates = rates
         self._random = Random(seed)
 
     def draw(self) -> Behaviour | None:
-        """The behaviour of the next call, or none."""
+        """Return the behaviour of the next call, or None."""
         if not self._rates:
             return None
         at = self._random.random()

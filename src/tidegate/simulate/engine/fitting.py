@@ -1,7 +1,8 @@
-"""Make a JSON value that fits a JSON Schema, the same value for the same seed.
+"""A maker of JSON values that fit a JSON Schema, the same value for the same seed.
 
-It knows the words that OpenAI's and Anthropic's structured outputs know, and the common rest of the language. A schema that it
-cannot satisfy raises `Unfit`, which the server answers with a 400: a wrong value would be worse than none. It fetches nothing.
+It knows the keywords of OpenAI's and Anthropic's structured outputs, and the other common ones. A
+schema that it cannot satisfy raises `Unfit`, and the server answers 400, because a wrong value
+would be worse than none. It fetches no references.
 """
 
 import re
@@ -14,7 +15,7 @@ from tidegate.simulate.engine.patterns import Unmatchable, text_matching
 
 NODE_COUNT_MAX = 10_000
 DEPTH_MAX = 64
-# Below this depth only what the schema demands is made, so that a schema that contains itself ends.
+# Below this depth only required parts are made, so that a schema that contains itself ends.
 FULL_DEPTH = 4
 ARRAY_COUNT = 2
 STRING_CHARS = 24
@@ -44,7 +45,10 @@ class Unfit(ValueError):
 
 
 class Fitting:
-    """Makes values of one schema. Strings begin with `mark`, eight letters, where the schema leaves them free."""
+    """A maker of values for one schema.
+
+    Strings that the schema leaves free begin with `mark`, eight letters.
+    """
 
     def __init__(self, schema: Any, seed: int, mark: str) -> None:
         self._root = schema
@@ -84,7 +88,7 @@ class Fitting:
         return makers[kind](schema, depth)
 
     def _flat(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
-        """Return the schema with its references and combinations put into one."""
+        """Return one schema, with references and combinations resolved."""
         flat = dict(schema)
         for _ in range(DEPTH_MAX):
             if "$ref" in flat:
@@ -116,7 +120,7 @@ class Fitting:
     def _option(self, options: Any, depth: int) -> Any:
         if depth < FULL_DEPTH:
             return self._choice(options, "anyOf")
-        # The deeper, the simpler: null ends a schema that contains itself, a reference may go on.
+        # Deep down the simplest option wins: null ends a schema that contains itself.
         return min(options, key=_weight)
 
     def _kind(self, schema: dict[str, Any], depth: int) -> Any:
@@ -229,7 +233,7 @@ def _bound(schema: Any) -> bool:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return both schemas in one: names and demands of both, otherwise the second one's words."""
+    """Return both schemas in one: names and limits of both, and else the second one's keywords."""
     made = {**base, **over}
     for word in ("properties", "$defs"):
         if word in base and word in over:

@@ -1,5 +1,4 @@
-"""One call inside the modelled engine: its sequences, the times they took, and the listeners for
-their tokens."""
+"""One call inside the modelled engine: its sequences, their times, and the listeners for tokens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +26,7 @@ class SimulatedFlight:
         self.on_done: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Submit every choice; `RequestTooLong` leaves none behind."""
+        """Submit all choices, or none if one of them raises RequestTooLong."""
         try:
             for index, choice in enumerate(self._answer.choices):
                 request = ModelledRequest(choice.prompt, choice.output_tokens, choice.text, self._answer.ask.priority)
@@ -37,7 +36,7 @@ class SimulatedFlight:
             raise
 
     def abort(self) -> None:
-        """The client is gone: give everything back."""
+        """Abort all sequences, because the client is gone."""
         for sequence in self._sequences:
             self._pace.abort(sequence)
 

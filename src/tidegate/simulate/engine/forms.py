@@ -1,7 +1,10 @@
-"""What form an answer must have: a tool to call, JSON, or JSON of a schema; read from each endpoint's own fields.
+"""The form that an answer must have: a tool's call, JSON, or JSON of a schema.
 
-A caller that forces a tool is obeyed. One that only offers tools is answered with a call or with words, as the prompt's hash says; once
-the conversation ends with a tool's result, with words, so that a loop of calls ends. Hosted tools are never called.
+- It is read from each endpoint's own fields.
+- A tool that the caller forces is called.
+- If tools are only offered, the prompt's hash decides between a call and words. After a tool's
+  result the answer is in words, so that a loop of calls ends.
+- Hosted tools are never called.
 """
 
 import json
@@ -13,7 +16,7 @@ from tidegate.simulate.engine.fitting import Fitting
 
 
 class BadAsk(ValueError):
-    """The body is not a request of its endpoint; the message says why, `param` where."""
+    """The body is not a request of its endpoint; `param` is the field that the message is about."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -29,7 +32,7 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What an answer may look like beside plain words."""
+    """The forms that an answer may have beside plain words."""
 
     tools: list[Tool] = []
     forced: bool = False
@@ -37,7 +40,7 @@ class Form(msgspec.Struct, frozen=True):
     schema: Any = None
 
     def tool_for(self, luck: int) -> Tool | None:
-        """Return the tool that this prompt's answer calls, None for an answer in words."""
+        """Return the tool that this prompt's answer calls; None for an answer in words."""
         if not self.tools or not (self.forced or luck & 1):
             return None
         return self.tools[(luck >> 1) % len(self.tools)]
@@ -85,7 +88,7 @@ def _form(tools: list[Tool], choice: Any, wished: tuple[bool, Any], *, answered:
         tools = [tool for tool in tools if tool.name == named]
         forced = True
     elif kind not in (None, "auto", "required", "any"):
-        # A hosted tool is forced, which is never called.
+        # The caller forces a hosted tool, and those are never called.
         tools, forced = [], False
     if forced and not tools:
         raise BadAsk("tool_choice asks for a call, but no such tool is given in tools", "tool_choice")

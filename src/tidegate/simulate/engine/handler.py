@@ -1,6 +1,6 @@
-"""From a request to its answer: reads what is asked, decides whether a fault is due, and answers in the mode's time.
+"""The handler of requests: it reads one, chooses its behaviour, and answers in the mode's time.
 
-How bytes become requests, what answers say and how faults look on the wire are the business of its neighbours.
+Other modules turn bytes into requests, write answers, and put faults on the wire.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, BadAsk, Unfit
 
 
 class EngineHandler:
-    """Answers the requests of every connection of one process."""
+    """The handler for the requests of all connections of one process."""
 
     def __init__(self, options: EngineOptions, board: Board, index: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -56,11 +56,11 @@ class EngineHandler:
         self._under_way: dict[SimulatedConnection, Callable[[], object]] = {}
 
     def opened(self, connection: SimulatedConnection) -> None:
-        """A client is there."""
+        """Note a new client."""
         self._connections.add(connection)
 
     def closed(self, connection: SimulatedConnection) -> None:
-        """A client is gone: end what was under way for it."""
+        """Forget a client that is gone, and stop its call."""
         self._connections.discard(connection)
         stop = self._under_way.pop(connection, None)
         if stop is not None:
@@ -68,7 +68,7 @@ class EngineHandler:
             stop()
 
     def close(self) -> None:
-        """Drop every client and the log."""
+        """Drop all clients and close the log."""
         for connection in list(self._connections):
             connection.transport.abort()
         for stop in self._under_way.values():
@@ -77,18 +77,18 @@ class EngineHandler:
         self._out.close()
 
     def fail(self, error: BaseException) -> None:
-        """Stop the engine with a reason; no call is answered any more."""
+        """Stop the engine with a reason; no further call is answered."""
         if not self.failure.done():
             self.failure.set_exception(error)
 
     def refuse(self, connection: SimulatedConnection, error: BadRequest) -> None:
-        """Bytes that are no request get one answer in OpenAI's shape."""
+        """Answer bytes that are no request with an error in OpenAI's shape."""
         unread = HttpRequest(b"", b"", {}, b"", False)
         self._out.record(WitnessedCall(unread), error.status)
         self._out.put(connection, sabotage.error_reply(error.status, str(error)), keep_alive=False)
 
     def handle(self, connection: SimulatedConnection, request: HttpRequest) -> None:
-        """Answer one request, or see that it is answered."""
+        """Answer one request now, or start its answer."""
         route = self._routes.get(request.path)
         if route is None:
             self._handle_other(connection, request)
@@ -122,7 +122,7 @@ class EngineHandler:
             self._out.put(connection, _in_shape(request, reply), keep_alive=request.keep_alive)
 
     def _witness(self, request: HttpRequest, route: SimulatedRoute, answer: SimulatedAnswer) -> None:
-        """An honest answer will leave."""
+        """Record a call that gets an answer without a fault."""
         call = WitnessedCall(request, answer.ask.model, route.number, _billed(answer), len(self._under_way))
         self._out.record(call, 200)
 
@@ -233,7 +233,7 @@ class EngineHandler:
             for step in behaviour.delays:
                 if step.kind == "latency":
                     await asyncio.sleep((step.value or 0) / 1000)
-            # A call that is refused or dropped at once takes none of the engine's time.
+            # A call that is refused or dropped takes none of the engine's time.
             reply = SimulatedReply(200, b"") if behaviour.status not in (200, 307) else await make()
             if fault is not None and fault.kind in _SLOW_BODIES:
                 reply = await asyncio.to_thread(sabotage.spoiled, fault, reply)
@@ -247,7 +247,7 @@ class EngineHandler:
         self._under_way[connection] = task.cancel
 
     def _maker(self, route: SimulatedRoute, answer: SimulatedAnswer) -> Callable[[], Awaitable[SimulatedReply]]:
-        """Makes the honest answer of a misbehaving call, in the time that it takes."""
+        """Return a function that makes the answer for a call with a fault, in the mode's time."""
 
         async def make() -> SimulatedReply:
             if self.pace is not None:
@@ -271,7 +271,10 @@ class EngineHandler:
         return make
 
     def _handle_other(self, connection: SimulatedConnection, request: HttpRequest) -> None:
-        """The paths beside the endpoints. Models and health meet faults by chance too: an outage takes all with it."""
+        """Answer a request to a path beside the endpoints.
+
+        Models and health meet faults by chance too, because a real outage affects all paths.
+        """
         reply = control.reply_to(request, self._board, self.pace)
         if reply is not None:
             self._out.put(connection, reply, keep_alive=request.keep_alive)
@@ -315,7 +318,7 @@ class EngineHandler:
 
 
 def _in_shape(request: HttpRequest, reply: SimulatedReply) -> SimulatedReply:
-    """The reply, with an error of Anthropic's endpoint in Anthropic's shape."""
+    """Return the reply; an error of Anthropic's endpoint gets Anthropic's shape."""
     if reply.status < 400 or request.path != b"/v1/messages":
         return reply
     return sabotage.anthropic_error(reply)

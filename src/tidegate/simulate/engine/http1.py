@@ -1,8 +1,11 @@
-"""HTTP/1.1 on a bare asyncio protocol: bytes to requests, replies to bytes, one connection at a time.
+"""HTTP/1.1 on a bare asyncio protocol: a connection that turns bytes into requests.
 
-A request is handed over when it is complete. While its answer is under way (`begin_answer` to `finish`) later requests of the same
-connection wait in the buffer, so pipelined answers leave in order. Bytes that are no HTTP are answered once, then the
-connection closes. What requests mean is not known here.
+- The handler gets a request when it is complete.
+- While its answer is under way (`begin_answer` to `finish`), later requests of the same connection
+  wait in the buffer, so that pipelined answers leave in order.
+- Bytes that are no HTTP get one answer, and then the connection closes.
+
+This module does not know what requests mean.
 """
 
 import asyncio
@@ -17,7 +20,7 @@ HEAD_BYTES_MAX = 32 << 10
 BUFFER_BYTES_MAX = 1 << 20
 CHUNK_LINE_BYTES_MAX = 256
 
-# Patterns that never backtrack: the head of a request comes from anybody.
+# Any client may send a head, so these patterns never backtrack.
 _HEAD = re.compile(
     rb"([A-Z]++) (/[^ \r\n?]*+)(?:\?[^ \r\n]*+)? (HTTP/1\.[01])(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\r\n]*+)*+"
 ).fullmatch
@@ -29,15 +32,15 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?")
 
 
 class Handler(Protocol):
-    """Who is given the requests."""
+    """A handler of requests."""
 
     body_bytes_max: int
 
     def opened(self, connection: "SimulatedConnection") -> None:
-        """A client is there."""
+        """Note a new client."""
 
     def closed(self, connection: "SimulatedConnection") -> None:
-        """A client is gone: what was under way for it may end."""
+        """Forget a client that is gone; its call may be stopped."""
 
     def handle(self, connection: "SimulatedConnection", request: HttpRequest) -> None:
         """Answer one request, at once or between `begin_answer` and `finish`."""
@@ -55,7 +58,7 @@ class SimulatedConnection(asyncio.Protocol):
         self.open = False
         self._buffer = bytearray()
         self._wanted = 0
-        # What has been read of a chunked body: where its next chunk begins, and the chunks before it.
+        # Progress in a chunked body: where its next chunk begins, and the chunks before it.
         self._chunk_at = 0
         self._parts: list[bytes] = []
         self._pieces_bytes = 0
@@ -66,27 +69,27 @@ class SimulatedConnection(asyncio.Protocol):
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
+        """Take the transport of a new connection."""
         self.transport = transport  # type: ignore[assignment]
         self.open = True
         self._handler.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
+        """Note that the connection is closed."""
         self.open = False
         self._writable.set()
         self._handler.closed(self)
 
     def pause_writing(self) -> None:
-        """Called by the event loop: the client reads more slowly than we write."""
+        """Make `drain` wait: the client reads more slowly than we write."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Called by the event loop."""
+        """Let `drain` go on."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
+        """Take bytes, and handle the requests that they complete."""
         if self._refused:
             return
         self._buffer += data
@@ -98,11 +101,11 @@ class SimulatedConnection(asyncio.Protocol):
             self._advance()
 
     def begin_answer(self) -> None:
-        """The answer to the current request is under way: later ones wait."""
+        """Make later requests wait while the answer to the current one is under way."""
         self._busy = True
 
     def finish(self, *, keep_alive: bool = True) -> None:
-        """The answer is complete: close, or go on with what has arrived meanwhile."""
+        """End the current answer: close the connection, or go on with the next request."""
         self._busy = False
         if not self.open:
             return
@@ -117,12 +120,12 @@ class SimulatedConnection(asyncio.Protocol):
             self._advance()
 
     def stop_reading(self) -> None:
-        """Ignore all that the client still sends."""
+        """Ignore all further bytes of the client."""
         self._refused = True
         self._buffer.clear()
 
     def write(self, data: bytes) -> None:
-        """Send bytes, if there is still someone to send them to."""
+        """Send bytes if the connection is still open."""
         if self.open and not self.transport.is_closing():
             self.transport.write(data)
 
@@ -131,7 +134,7 @@ class SimulatedConnection(asyncio.Protocol):
         await self._writable.wait()
 
     def reset(self) -> None:
-        """Close with a TCP reset; what has not been sent is lost."""
+        """Close with a TCP reset; bytes that were not sent are lost."""
         if self.open:
             peer: socket.socket | None = self.transport.get_extra_info("socket")
             if peer is not None:
@@ -152,10 +155,13 @@ class SimulatedConnection(asyncio.Protocol):
             self._handler.refuse(self, error)
 
     def _next(self) -> HttpRequest | None:
-        """The next complete request, taken off the buffer; none while bytes are missing (`_wanted` says how many there must be)."""
+        """Take the next complete request off the buffer.
+
+        Return None while bytes are missing; `_wanted` is then the length that the buffer needs.
+        """
         buffer = self._buffer
         while buffer.startswith(b"\r\n"):
-            # Some old clients end a body with one line break too many.
+            # Some old clients send an extra line break after a body.
             del buffer[:2]
         end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
         if end < 0:
@@ -197,12 +203,15 @@ class SimulatedConnection(asyncio.Protocol):
         )
 
     def _continue(self, headers: dict[bytes, bytes]) -> None:
-        # The head is read again with each piece of the body; only the first time has the client sent nothing after it.
+        # The head is read again with each piece of the body. At the first time no byte follows it.
         if headers.get(b"expect", b"").lower() == b"100-continue" and self._buffer.endswith(b"\r\n\r\n"):
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _chunks(self, start: int) -> tuple[bytes, int] | None:
-        """A chunked body that begins at `start`, and where it ends; none while it is not whole. Goes on where it stopped."""
+        """Read a chunked body that begins at `start`; return it and the place of its end.
+
+        Return None while it is not complete. The next call goes on where this one stopped.
+        """
         buffer = self._buffer
         at = self._chunk_at or start
         while True:
@@ -236,7 +245,10 @@ class SimulatedConnection(asyncio.Protocol):
 
 
 def _head(head: bytes) -> tuple[bytes, bytes, bytes, dict[bytes, bytes]]:
-    """Method, path, version, and the headers that matter here by their lower-case names; the others are only checked for form."""
+    """Return method, path, version and the headers in use, by their names in lower case.
+
+    The other headers are only checked for form.
+    """
     found = _HEAD(head)
     if found is None:
         raise BadRequest(400, "the bytes are not an HTTP/1.1 request: a request line, then lines of 'name: value'")

@@ -1,9 +1,8 @@
-"""A paged KV cache: blocks of 16 tokens, found again by the hash of everything up to and including
-them.
+"""A paged KV cache: blocks of 16 tokens, found again by the hash of all text up to their end.
 
-A block without references keeps its content until its place is needed; the one unused for longest
-goes first. There are no requests here and no time: the scheduler in `model.py` says what is taken
-and what is given back.
+A block without holders keeps its content until its place is needed; the least recently used one
+goes first. This module knows no requests and no time: the scheduler in `model.py` takes and
+releases blocks.
 """
 
 from collections import OrderedDict
@@ -16,7 +15,10 @@ BLOCK_BYTES = TOKEN_BYTES * BLOCK_TOKENS
 
 
 def block_hashes(text: bytes) -> list[bytes]:
-    """One hash per full block of `text`, each chained on the one before it, so that equal hashes mean equal prefixes."""
+    """Return one hash for each full block of `text`.
+
+    Each hash includes the one before it, so that equal hashes mean equal prefixes.
+    """
     hashes: list[bytes] = []
     parent = b""
     for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -26,7 +28,7 @@ def block_hashes(text: bytes) -> list[bytes]:
 
 
 class KvCache:
-    """The blocks of one engine: who holds them, which content they keep, and which goes next."""
+    """The blocks of one engine: their holders, their contents, and the order of reuse."""
 
     def __init__(self, block_count: int) -> None:
         self.block_count = block_count
@@ -38,16 +40,16 @@ class KvCache:
 
     @property
     def free_count(self) -> int:
-        """How many blocks have no holder; most of them still keep content."""
+        """Return how many blocks have no holder; most of them still keep content."""
         return len(self._free)
 
     @property
     def usage(self) -> float:
-        """The share of blocks that are held."""
+        """Return the share of blocks that are held."""
         return 1.0 - len(self._free) / self.block_count
 
     def match(self, hashes: Many[bytes]) -> list[int]:
-        """The blocks that hold the longest known prefix of `hashes`; they are not held yet."""
+        """Return the blocks of the longest known prefix of `hashes`, without a new holder."""
         blocks: list[int] = []
         for content in hashes:
             block = self._found.get(content)
@@ -57,7 +59,7 @@ class KvCache:
         return blocks
 
     def idle(self, blocks: Many[int]) -> int:
-        """How many of these blocks have no holder, so that holding them uses up free places."""
+        """Return how many of these blocks have no holder, so that holding them takes free ones."""
         return sum(1 for block in blocks if not self._holders[block])
 
     def hold(self, blocks: Many[int]) -> None:
@@ -68,7 +70,10 @@ class KvCache:
             self._holders[block] += 1
 
     def take_block(self) -> int:
-        """A fresh block with one holder; what it kept is forgotten. The caller has checked `free_count`."""
+        """Take a free block, with one holder, and forget its content.
+
+        The caller checks `free_count`.
+        """
         block, _ = self._free.popitem(last=False)
         content = self._content[block]
         if content is not None:
@@ -78,13 +83,16 @@ class KvCache:
         return block
 
     def publish(self, block: int, content: bytes) -> None:
-        """Let a full block be found by its content, unless another block already offers the same."""
+        """Let a full block be found by its content, unless another block has the same content."""
         if content not in self._found:
             self._found[content] = block
             self._content[block] = content
 
     def release(self, blocks: Many[int]) -> None:
-        """Take one holder off each block, the last first: the end of a prompt is the part least likely to be shared."""
+        """Take one holder off each block, the last first.
+
+        The end of a prompt is the part that is least likely to be shared.
+        """
         for block in reversed(blocks):
             self._holders[block] -= 1
             if not self._holders[block]:

@@ -1,4 +1,4 @@
-"""Requests and replies as values, and replies as bytes. Connections are `http1.py`'s."""
+"""Requests and replies as values, and replies as bytes; `http1.py` has the connections."""
 
 from http import HTTPStatus
 
@@ -12,7 +12,7 @@ _JSON_200 = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-lengt
 
 
 class BadRequest(ValueError):
-    """The bytes are not a request that can be answered otherwise than with this status."""
+    """The bytes are no valid request, and get an answer with this status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class HttpRequest:
 
 
 class SimulatedReply(msgspec.Struct):
-    """What leaves: a status, a body and its type, and header lines beside them, each ended by CRLF."""
+    """A reply: status, body, the body's type, and more header lines, each ended by CRLF."""
 
     status: int
     body: bytes
@@ -42,7 +42,7 @@ class SimulatedReply(msgspec.Struct):
 
 
 def encode_head(reply: SimulatedReply, length: int, *, keep_alive: bool) -> bytes:
-    """The head of a reply whose body has, or claims to have, `length` bytes."""
+    """Return the head of a reply whose body has, or claims to have, `length` bytes."""
     return b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s%s\r\n" % (
         reply.status,
         _REASONS.get(reply.status, b"Unknown"),
@@ -54,10 +54,13 @@ def encode_head(reply: SimulatedReply, length: int, *, keep_alive: bool) -> byte
 
 
 def encode(reply: SimulatedReply, *, keep_alive: bool) -> bytes:
-    """A whole reply as bytes."""
+    """Return a whole reply as bytes."""
     return encode_head(reply, len(reply.body), keep_alive=keep_alive) + reply.body
 
 
 def encode_json(body: bytes) -> bytes:
-    """The commonest reply, a kept connection and a 200 with JSON, made with one format."""
+    """Return a 200 with JSON on a kept connection.
+
+    The most frequent reply takes the fastest way.
+    """
     return _JSON_200 % (len(body), body)

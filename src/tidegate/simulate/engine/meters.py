@@ -1,7 +1,7 @@
-"""What the engine counts, and how it shows it: vLLM's metric names in Prometheus text, and the summary of calls.
+"""The engine's figures, as metrics with vLLM's names in Prometheus text, and as a summary of calls.
 
-Every figure is a place among the board's counters, so the processes of one engine show one sum. Times are kept in whole
-microseconds.
+Each figure is one of the board's counters, so the processes of one engine show one sum. Times are
+in whole microseconds.
 """
 
 from bisect import bisect_left
@@ -89,14 +89,14 @@ _HISTOGRAMS = (
 
 
 def observe(counters: "memoryview[int]", histogram: int, seconds: float) -> None:
-    """Add one time to a histogram: its buckets lie at its place, then one for the rest, then the sum."""
+    """Add one time to a histogram: at its place are its buckets, one for the rest, and the sum."""
     bounds = _BUCKETS[histogram]
     counters[histogram + bisect_left(bounds, seconds)] += 1
     counters[histogram + len(bounds) + 1] += int(seconds * 1e6)
 
 
 def exposition(board: Board) -> bytes:
-    """Every metric as Prometheus text."""
+    """Return all metrics as Prometheus text."""
     sums = board.sums()
     lines: list[str] = []
     for name, place, scale, text in _GAUGES:
@@ -130,7 +130,7 @@ def _histogram(name: str, text: str, sums: list[int], place: int) -> list[str]:
 
 
 def calls_summary(board: Board) -> dict[str, object]:
-    """How many calls were seen, by status (0: no answer) and by path."""
+    """Return the number of calls, in all, by status (0: no answer) and by path."""
     sums = board.sums()
     by_status = {str(status): sums[status] for status in range(STATUS_COUNT) if sums[status]}
     by_path = {path: sums[ROUTE_AT + place] for place, path in enumerate(ROUTES) if sums[ROUTE_AT + place]}

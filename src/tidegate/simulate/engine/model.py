@@ -1,12 +1,17 @@
-"""A continuous-batching engine without a clock: requests go in, steps come out, each with its cost and what it produced.
+"""A continuous-batching engine without a clock: it turns requests into steps with costs and events.
 
-It schedules as vLLM does: running sequences first, then the queue, under a sequence limit and a token budget per step;
-prompts are prefilled in chunks; a full cache preempts the sequence that came last, which starts over when there is room.
-It refuses to know time, sockets and text: a caller drives `step()` and decides what a millisecond is, so the same engine
-runs behind the simulated server in real time and inside a benchmark in virtual time.
+It schedules as vLLM does:
 
-    engine = Engine(EngineLimits())
-    engine.submit(Request(prompt=b"...", output_tokens=20))
+- Running sequences go first, then the queue, under a sequence limit and a token budget per step.
+- Prompts are prefilled in chunks.
+- A full cache preempts the sequence that came last, which starts over when there is room.
+
+The engine knows no time, sockets or text. A caller drives `step()` and decides what a millisecond
+is, so the same engine runs in real time behind the simulated server and in virtual time inside a
+benchmark.
+
+    engine = ModelledEngine(EngineLimits())
+    engine.submit(ModelledRequest(prompt=b"...", output_tokens=20))
     while (step := engine.step()) is not None:
         now_ms += step.duration_ms
         for event in step.events: ...
@@ -23,7 +28,10 @@ from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, TOKEN_BYTES, KvCache
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """The engine's size, in vLLM's terms: max_num_seqs, max_num_batched_tokens, the number of KV blocks, and the policy."""
+    """The engine's size, in vLLM's terms.
+
+    `prefill_chunk_tokens` is vLLM's max_num_batched_tokens; `priority_scheduling` is its policy.
+    """
 
     max_num_seqs: int = 256
     prefill_chunk_tokens: int = 2048
@@ -32,10 +40,12 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 
 class ModelledRequest(msgspec.Struct, frozen=True):
-    """What is asked of the engine: a prompt (four bytes are a token) and how many tokens it answers; none for an embedding.
+    """A request to the engine: a prompt (four bytes are a token) and the tokens to answer.
 
-    `answer` are the bytes it will answer, where they are known, so that a later prompt that contains them finds them cached.
-    The lowest `priority` goes first, as in vLLM, where the limits turn that on. `tag` is the caller's own: events carry it.
+    - An embedding has 0 `output_tokens`.
+    - `answer` are the answer's bytes, if known: a later prompt that has them finds them cached.
+    - The lowest `priority` goes first, as in vLLM, if the limits turn that on.
+    - `tag` belongs to the caller; the sequence in an event has it.
     """
 
     prompt: bytes
@@ -46,11 +56,11 @@ class ModelledRequest(msgspec.Struct, frozen=True):
 
 
 class RequestTooLong(ValueError):
-    """The prompt and its answer would not fit the cache even alone."""
+    """The prompt and its answer would not fit an empty cache."""
 
 
 class Sequence:
-    """A request inside the engine: how far it is, and which blocks it holds."""
+    """A request inside the engine: its progress, and the blocks that it holds."""
 
     __slots__ = (
         "blocks",
@@ -83,12 +93,12 @@ class Sequence:
 
     @property
     def total_tokens(self) -> int:
-        """The prompt and what has been emitted so far: what must be computed before the next token."""
+        """Return the tokens to compute before the next one: the prompt and those emitted so far."""
         return self.prompt_tokens + self.emitted_tokens
 
 
 class ModelledEvent(NamedTuple):
-    """One token of one sequence (`ordinal` from 1), or the end of a request that emits none (`ordinal` 0)."""
+    """One token of a sequence (`ordinal` from 1), or the end of one without output (`ordinal` 0)."""
 
     sequence: Sequence
     ordinal: int
@@ -96,7 +106,7 @@ class ModelledEvent(NamedTuple):
 
 
 class ModelledStep(NamedTuple):
-    """One pass of the engine: when it is over, `duration_ms` after it began, its events have happened."""
+    """One pass of the engine. Its events happen at its end, `duration_ms` after its begin."""
 
     duration_ms: float
     events: list[ModelledEvent]
@@ -105,7 +115,11 @@ class ModelledStep(NamedTuple):
 
 
 class ModelledEngine:
-    """The scheduler over one cache. `cost` gives a step's milliseconds for its decoding sequences, their context and its prompt tokens."""
+    """The scheduler over one cache.
+
+    `cost` returns a step's milliseconds for its decoding sequences, their context tokens and its
+    prompt tokens.
+    """
 
     def __init__(self, limits: EngineLimits, cost: Callable[[int, int, int], float] = step_ms) -> None:
         self.limits = limits
@@ -120,7 +134,7 @@ class ModelledEngine:
         self._order = 0
 
     def submit(self, request: ModelledRequest) -> Sequence:
-        """Queue a request; `RequestTooLong` when it could never run."""
+        """Queue a request; raise RequestTooLong if it could never run."""
         priority = request.priority if self.limits.priority_scheduling else 0
         self._order += 1
         sequence = Sequence(request, self._order, priority)
@@ -134,7 +148,7 @@ class ModelledEngine:
         return sequence
 
     def abort(self, sequence: Sequence) -> None:
-        """Forget a sequence that waits or runs; one that has ended stays so."""
+        """Forget a sequence that waits or runs; ignore one that has ended."""
         if sequence.closed:
             return
         sequence.closed = True
@@ -145,7 +159,7 @@ class ModelledEngine:
             self.waiting_count -= 1
 
     def step(self) -> ModelledStep | None:
-        """Run one pass, or say that there is nothing to do."""
+        """Run one pass; return None if there is no work."""
         scheduled: list[tuple[Sequence, int]] = []
         budget = self.limits.prefill_chunk_tokens
         preempted, budget = self._schedule_running(scheduled, budget)
@@ -165,14 +179,15 @@ class ModelledEngine:
 
     def _schedule_running(self, scheduled: list[tuple[Sequence, int]], budget: int) -> tuple[bool, int]:
         preempted = False
-        # The list itself changes under preemption, so we walk a copy and pass over who was put back.
+        # Preemption changes the list, so this walks over a copy and skips preempted sequences.
         for sequence in list(self.running):
             if budget <= 0:
                 break
             computed_tokens = sequence.computed_tokens
             tokens = min(sequence.prompt_tokens + sequence.emitted_tokens - computed_tokens, budget)
             if tokens == 1 and sequence.blocks and 0 < computed_tokens % BLOCK_TOKENS < BLOCK_TOKENS - 1:
-                # The next token fits the last block and does not fill it: there is nothing to reserve.
+                # The next token fits into the last block and does not fill it, so no block is
+                # reserved.
                 scheduled.append((sequence, 1))
                 budget -= 1
                 continue
@@ -190,7 +205,7 @@ class ModelledEngine:
             if sequence.closed:
                 heappop(self._queue)
                 continue
-            # The last token of a prompt is always computed: its output is the first token of the answer.
+            # A prompt's last token is always computed: its output is the answer's first token.
             reusable = (sequence.total_tokens - 1) // BLOCK_TOKENS
             hits = self.cache.match(sequence.hashes[:reusable])
             hit_tokens = len(hits) * BLOCK_TOKENS
@@ -214,21 +229,25 @@ class ModelledEngine:
             budget -= tokens
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Give a sequence the blocks for its next tokens, or leave everything as it was."""
+        """Give a sequence the blocks for its next tokens.
+
+        If too few are free, change nothing and return False.
+        """
         after = sequence.computed_tokens + tokens
         fresh = -(-after // BLOCK_TOKENS) - len(sequence.blocks)
         if fresh > self.cache.free_count:
             return False
         for _ in range(fresh):
             sequence.blocks.append(self.cache.take_block())
-        # A block may be found as soon as the step that fills it is planned: later sequences of the same step read it.
+        # A block is published when the step that fills it is planned: later sequences of that step
+        # use it.
         full = min(after // BLOCK_TOKENS, len(sequence.hashes))
         for place in range(sequence.computed_tokens // BLOCK_TOKENS, full):
             self.cache.publish(sequence.blocks[place], sequence.hashes[place])
         return True
 
     def _preempt(self, victim: Sequence, scheduled: list[tuple[Sequence, int]]) -> int:
-        """Put a running sequence back in the queue, to be computed again; says how many planned tokens that frees."""
+        """Put a running sequence back into the queue; return the planned tokens that this frees."""
         self.running.remove(victim)
         self.cache.release(victim.blocks)
         victim.blocks = []

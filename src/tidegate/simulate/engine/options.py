@@ -1,4 +1,4 @@
-"""Every option of the simulated engine, with its unit and its bounds. It reads no environment and no command line."""
+"""The options of the simulated engine, with their units and bounds."""
 
 from typing import Literal
 
@@ -14,18 +14,18 @@ EMBEDDING_DIMENSIONS_MAX = 16384
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one simulated engine behaves; the defaults are an H200 that answers at once."""
+    """The options of one simulated engine; the defaults are an H200 that answers at once."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     """0 lets the system choose; the printed address has the real one."""
     mode: Mode = "instant"
     latency_ms: float = 0.0
-    """How long every answer takes in `fixed` mode."""
+    """The duration of every answer in `fixed` mode."""
     calls_log: str | None = None
     calls_log_fsync: bool = False
     faults: dict[str, float] = {}
-    """Behaviour (`429`, `503:ra=1`, `reset`...) to the share of calls that meet it."""
+    """The share of calls for each behaviour (`429`, `503:ra=1`, `reset`...)."""
     seed: int = 0
     processes: int = 1
     max_num_seqs: int = 256
@@ -34,7 +34,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     priority_scheduling: bool = False
     embedding_dimensions: int = 64
     answer_tokens_mean: int = 64
-    """Answers are between half and one and a half times as long, unless the request bounds them."""
+    """The mean length of answers.
+
+    They are from half to one and a half times as long, unless the request bounds them.
+    """
     api_key: str | None = None
     body_bytes_max: int = 64 << 20
 
@@ -60,7 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         rates_from(self.faults)
 
     def limits(self) -> EngineLimits:
-        """The part of the options that sizes the modelled engine."""
+        """Return the size of the modelled engine."""
         return EngineLimits(
             max_num_seqs=self.max_num_seqs,
             prefill_chunk_tokens=self.prefill_chunk_tokens,

@@ -1,7 +1,8 @@
-"""Where everything that leaves passes: counted, on the calls log, and only then on the wire.
+"""The way out of the engine: each call is counted and logged before its answer is sent.
 
-What is put here in one turn of the event loop leaves together at the start of the next, after one append to the log. That
-keeps instant mode cheap and the witness ahead of every answer. A log that cannot be written stops the engine.
+Answers of one turn of the event loop leave together at the start of the next turn, after one append
+to the log. This keeps instant mode cheap, and the witness ahead of every answer. If the log cannot
+be written, the engine stops.
 """
 
 import asyncio
@@ -19,8 +20,10 @@ _OTHER = len(meters.ROUTES) - 1
 
 
 class WitnessedCall(msgspec.Struct, frozen=True, gc=False):
-    """What the calls log says of one call, beside its status. `tokens` are billed for its whole answer; `beside` counts the other calls
-    that were under way."""
+    """One call for the calls log, beside its status.
+
+    `tokens` are billed for its whole answer; `beside` is the number of other calls under way.
+    """
 
     request: HttpRequest
     model: str | None = None
@@ -30,7 +33,10 @@ class WitnessedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outbox:
-    """The way out of one process; `number` is that of the next call. Once `failure` is done, nothing goes out any more."""
+    """The way out of one process.
+
+    `number` is that of the next call. Once `failure` is done, no further answer is sent.
+    """
 
     def __init__(
         self,
@@ -44,14 +50,15 @@ class Outbox:
         self._log = log
         self._counters = counters
         self._failure = failure
-        # Numbers are unique over all processes of one engine: each counts in its own stride.
+        # Each process starts at its index and adds the number of processes, so call numbers are
+        # unique.
         self.number = index
         self._stride = stride
         self._waiting: list[tuple[SimulatedConnection, bytes, bool]] = []
         self._flush_due = False
 
     def record(self, call: WitnessedCall, status: int, fault: str = "") -> None:
-        """Count a call and add it to the witness; `status` is what will be answered, 0 for nothing."""
+        """Count a call and add it to the witness; `status` is its answer's, 0 for no answer."""
         self._counters[status] += 1
         self._counters[meters.ROUTE_AT + call.route] += 1
         number = self.number
@@ -81,12 +88,12 @@ class Outbox:
         self.put_bytes(connection, encode(reply, keep_alive=keep_alive), keep_alive)
 
     def put_bytes(self, connection: SimulatedConnection, data: bytes, keep_alive: bool) -> None:
-        """Send bytes that are a whole answer."""
+        """Send the bytes of a whole answer."""
         self._waiting.append((connection, data, keep_alive))
         self._flush_soon()
 
     def close(self) -> None:
-        """Close the log; what was not sent is not."""
+        """Close the log, and drop the answers that were not sent."""
         self._waiting = []
         if self._log is not None:
             self._log.close()
@@ -104,7 +111,7 @@ class Outbox:
             if self._log is not None:
                 self._log.flush()
         except OSError as error:
-            # Answers without a witness would make every proof that reads the log worthless.
+            # After answers without a witness, the log would prove nothing.
             self._failure.set_exception(error)
         if self._failure.done():
             return

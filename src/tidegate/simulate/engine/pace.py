@@ -1,7 +1,7 @@
-"""Runs the modelled engine in real time: each step takes as long as the model says, then its events are delivered.
+"""The modelled engine in real time: a step takes the model's time, then its events are delivered.
 
-Steps are laid end to end on the loop's clock, so the timers' own coarseness does not add up. What an event means to a client
-is the listener's business.
+Steps follow one another on the loop's clock without gaps, so that errors of the timers do not add
+up. The listeners decide what an event means to a client.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class SimulatedPace:
         return sequence
 
     def abort(self, sequence: Sequence) -> None:
-        """Forget a request whose client is gone."""
+        """Drop a request whose client is gone."""
         self.engine.abort(sequence)
         self._listeners.pop(sequence, None)
 
@@ -45,7 +45,7 @@ class SimulatedPace:
                 await self._wake.wait()
                 until = loop.time()
                 continue
-            # A machine that cannot keep up makes the engine slow, it does not make it rush afterwards.
+            # On a machine that cannot keep up, the engine is slow, but it does not rush afterwards.
             until = max(until, loop.time() - LAG_MAX_S) + step.duration_ms / 1000
             await asyncio.sleep(max(0.0, until - loop.time()))
             for event in step.events:

@@ -1,7 +1,7 @@
-"""Make a text that a regular expression finds, for the patterns that schemas of answers use.
+"""A maker of texts that match a regular expression, for the patterns in schemas of answers.
 
-Python's own parser reads the pattern, so what it takes is what `re` takes. Look-arounds are refused. The result is checked with
-`re` before it is returned.
+Python's own parser reads the pattern, so it takes what `re` takes. Look-arounds are refused. The
+text is checked with `re` before it is returned.
 """
 
 import re
@@ -9,7 +9,7 @@ from importlib import import_module
 from random import Random
 from typing import Any
 
-# By name, because no stub knows them, and some type checks find them all the same.
+# Imported by name, because not all type checkers know these modules.
 _constants: Any = import_module("re._constants")
 _parser: Any = import_module("re._parser")
 
@@ -26,11 +26,14 @@ _CLASSES = {
 
 
 class Unmatchable(ValueError):
-    """The pattern has a part for which no text is made."""
+    """The pattern has a part that no text can be made for here."""
 
 
 def text_matching(pattern: str, random: Random, chars_min: int = 0) -> str:
-    """Return a text of at least `chars_min` letters, where repeats allow it, in which the pattern is found."""
+    """Return a text of at least `chars_min` letters in which the pattern is found.
+
+    Raise Unmatchable if none was made.
+    """
     tree = _parser.parse(pattern)
     for more in (0, chars_min):
         groups: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Which path is read and answered how: the table of endpoints."""
+"""The table of endpoints: for each path its reader of requests and its writer of answers."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -16,23 +16,26 @@ from tidegate.simulate.engine.vectors import Classes, Moderations, Pooled, Reran
 
 
 class Streamed(Protocol):
-    """An endpoint's events: before the first token, for each, and after the last."""
+    """An endpoint's writer of events: before the first token, for each one, and after the last."""
 
     @staticmethod
     def opening(answer: SimulatedAnswer) -> bytes:
-        """The events before the first token."""
+        """Return the events before the first token."""
 
     @staticmethod
     def token(answer: SimulatedAnswer, index: int, chunk: bytes) -> bytes:
-        """The event of one token of one choice."""
+        """Return the event of one token of one choice."""
 
     @staticmethod
     def closing(answer: SimulatedAnswer) -> bytes:
-        """The events after the last token."""
+        """Return the events after the last token."""
 
 
 class SimulatedRoute(msgspec.Struct, frozen=True):
-    """One endpoint; `number` is its place among the counters, `tokens_mean` 0 where it answers without words."""
+    """One endpoint.
+
+    `number` is its place among the counters; `tokens_mean` is 0 if it answers without words.
+    """
 
     number: int
     read: Callable[[bytes], SimulatedRequest]
@@ -42,7 +45,7 @@ class SimulatedRoute(msgspec.Struct, frozen=True):
 
 
 def routes_for(options: EngineOptions) -> dict[bytes, SimulatedRoute]:
-    """The endpoints by path."""
+    """Return the endpoints by path."""
     words = options.answer_tokens_mean
     table: tuple[
         tuple[Callable[[bytes], SimulatedRequest], Callable[[SimulatedAnswer], bytes], type[Streamed] | None, int], ...
@@ -65,7 +68,7 @@ def routes_for(options: EngineOptions) -> dict[bytes, SimulatedRoute]:
 
 
 def stream_body(shape: type[Streamed], answer: SimulatedAnswer) -> bytes:
-    """All the events of a stream at once."""
+    """Return all events of a stream at once."""
     events = [shape.opening(answer)]
     for index, choice in enumerate(answer.choices):
         events.extend(shape.token(answer, index, chunk) for chunk in chunks(choice))

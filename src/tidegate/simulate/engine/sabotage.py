@@ -1,4 +1,7 @@
-"""How faults look on the wire: bodies that are wrong, and connections that break. Which call meets one is decided elsewhere."""
+"""Faults on the wire: bodies that are wrong, and connections that break.
+
+`dealer.py` decides which call gets one.
+"""
 
 import asyncio
 import zlib
@@ -15,7 +18,7 @@ from tidegate.simulate.engine.messages import EVENT_STREAM, SimulatedReply, enco
 HUGE_BYTES = 64 << 20
 BOMB_BYTES = 256 << 20
 SLOWLORIS_MS = 20
-# A reset overtakes bytes that are still on their way; this lets the first half arrive.
+# A reset overtakes bytes that are still on their way, so this pause lets the first half arrive.
 RESET_AFTER_S = 0.05
 
 _PIECE_BYTES = 1 << 20
@@ -39,7 +42,7 @@ _ANTHROPIC_KINDS = {
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
-    """An error in OpenAI's shape."""
+    """Return an error's body in OpenAI's shape."""
     kind, usual_code = _CODES.get(status, ("server_error" if status >= 500 else "invalid_request_error", None))
     return msgspec.json.encode(
         {"error": {"message": message, "type": kind, "param": param, "code": code or usual_code}}
@@ -47,12 +50,12 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> SimulatedReply:
-    """Return the fault as a reply."""
+    """Return an error reply in OpenAI's shape."""
     return SimulatedReply(status, error_body(status, message, param, code))
 
 
 def anthropic_error(reply: SimulatedReply) -> SimulatedReply:
-    """An error reply in Anthropic's shape."""
+    """Return an error reply in Anthropic's shape."""
     message = msgspec.json.decode(reply.body)["error"]["message"]
     kind = _ANTHROPIC_KINDS.get(reply.status, "api_error" if reply.status >= 500 else "invalid_request_error")
     body = msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
@@ -60,7 +63,10 @@ def anthropic_error(reply: SimulatedReply) -> SimulatedReply:
 
 
 def _retry_after(text: str) -> bytes:
-    """A header line: `date` (two seconds ahead) or `date+5` become an HTTP date, anything else is sent as it stands."""
+    """Return a Retry-After header.
+
+    `date` (two seconds ahead) and `date+5` become an HTTP date; other text stays as it is.
+    """
     if text.startswith("date"):
         try:
             ahead_s = int(text[4:] or 2)
@@ -71,7 +77,7 @@ def _retry_after(text: str) -> bytes:
 
 
 def spoiled(step: FaultStep, reply: SimulatedReply) -> SimulatedReply:
-    """The reply with this step's fault in it, for the faults that a whole reply can show."""
+    """Return the reply with this step's fault, for faults that a whole reply can have."""
     if step.status is not None:
         headers = _retry_after(step.retry_after) if step.retry_after is not None else b""
         body = error_body(step.status, f"simulated fault {step.status}")
@@ -98,7 +104,7 @@ def spoiled(step: FaultStep, reply: SimulatedReply) -> SimulatedReply:
         case "bomb":
             return SimulatedReply(200, _bomb(step.value or BOMB_BYTES), headers=b"content-encoding: gzip\r\n")
         case "unfit":
-            # The brace that opens the text, behind the quote that opens its string.
+            # The text's first brace stands behind the quote that opens its string.
             return SimulatedReply(200, reply.body.replace(b'"{\\"', b'"\\"', 1), reply.content_type)
         case "redirect":
             return SimulatedReply(307, b"{}", headers=b"location: /v1/redirected\r\n")
@@ -120,9 +126,10 @@ def _huge(size: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def _bomb(size: int) -> bytes:
-    """A gzip body of about a thousandth of `size` that unpacks to at least `size` spaces.
+    """Return a gzip body of about a thousandth of `size` that unpacks to at least `size` spaces.
 
-    One compressed piece ends on a byte border and refers to nothing before it, so it can simply be repeated.
+    One compressed piece ends on a byte border and does not refer to earlier bytes, so it can be
+    repeated.
     """
     chunk = b" " * _PIECE_BYTES
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -138,7 +145,10 @@ def _bomb(size: int) -> bytes:
 async def send(
     connection: SimulatedConnection, behaviour: Behaviour, reply: SimulatedReply, *, keep_alive: bool
 ) -> bool:
-    """Send a reply as the behaviour has it, except its `latency`; says whether the connection can be kept."""
+    """Send a reply with the behaviour's fault and delays; return whether to keep the connection.
+
+    The caller has waited for `latency` already.
+    """
     kind = behaviour.fault.kind if behaviour.fault is not None else ""
     head = encode_head(reply, len(reply.body), keep_alive=keep_alive)
     half = reply.body[: max(1, len(reply.body) // 2)]

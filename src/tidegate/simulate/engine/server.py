@@ -1,7 +1,7 @@
-"""Runs the simulated engine: one process in the caller's event loop, or several of them behind one port.
+"""The server of the simulated engine: one process in the caller's loop, or several behind a port.
 
-Several processes each bind the same port with SO_REUSEPORT and share the board and the calls log. They end with their parent:
-each holds the read end of a pipe that closes when the parent is gone, however it went.
+Several processes bind the same port with SO_REUSEPORT, and share the board and the calls log. Each
+has the read end of a pipe that closes when the parent ends, in whatever way, and then ends too.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ CHILD_STOP_S = 5.0
 
 
 class ChildPart(msgspec.Struct):
-    """What a child process reads on stdin: the options, its number, and the descriptor of the board, which it inherits."""
+    """The part of a child process, from its stdin: options, number, and the board's descriptor."""
 
     options: EngineOptions
     index: int
@@ -34,7 +34,10 @@ class ChildPart(msgspec.Struct):
 
 
 async def serve(options: EngineOptions, *, handle_signals: bool = True) -> None:
-    """Serve until cancelled or, with `handle_signals`, until SIGTERM or SIGINT; prints the address once it listens."""
+    """Serve until cancelled or, with `handle_signals`, until SIGTERM or SIGINT.
+
+    Print the address at the start.
+    """
     stop = asyncio.Event()
     if handle_signals:
         loop = asyncio.get_running_loop()
@@ -47,7 +50,7 @@ async def serve(options: EngineOptions, *, handle_signals: bool = True) -> None:
 
 
 async def _until(stop: asyncio.Event, failure: "asyncio.Future[None]") -> None:
-    """Wait for the one or the other; a failure is raised."""
+    """Wait for the stop or the failure, and raise a failure."""
     failure.add_done_callback(lambda _: stop.set())
     await stop.wait()
     if failure.done():
@@ -55,7 +58,7 @@ async def _until(stop: asyncio.Event, failure: "asyncio.Future[None]") -> None:
 
 
 class RunningEngine:
-    """An engine that listens at `url`; `failure` ends with the reason when it cannot go on."""
+    """An engine that listens at `url`; `failure` gets the reason if it cannot go on."""
 
     def __init__(self, url: str, failure: "asyncio.Future[None]") -> None:
         self.url = url
@@ -64,18 +67,19 @@ class RunningEngine:
 
 @asynccontextmanager
 async def running(options: EngineOptions) -> AsyncIterator[RunningEngine]:
-    """An engine for the length of a block."""
+    """Run an engine for the length of a block."""
     shared = options.processes > 1
     if shared and options.port:
-        # Any process may share a shared port: a second engine would take half of the calls.
+        # Any process may share a shared port, so a second engine would take half of the calls.
         _bound(options.host, options.port, shared=False).close()
     with _bound(options.host, options.port, shared=shared) as placeholder:
         host, port = placeholder.getsockname()[:2]
-        # Children bind the same address again; holding it here keeps the chosen port ours until they have.
+        # Children bind the same address again. Until then this socket keeps the chosen port for
+        # them.
         options = msgspec.structs.replace(options, port=port)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}/v1"
-        # Without a name, so that an engine that is killed leaves nothing behind.
+        # The file has no name, so an engine that is killed leaves no file behind.
         with tempfile.TemporaryFile() as board:
             if options.processes == 1:
                 async with _process(options, 0, board.fileno(), placeholder) as failure:
@@ -89,7 +93,7 @@ async def running(options: EngineOptions) -> AsyncIterator[RunningEngine]:
 async def _process(
     options: EngineOptions, index: int, board_fd: int, bound: socket.socket
 ) -> AsyncIterator["asyncio.Future[None]"]:
-    """One process's share of an engine, in this event loop."""
+    """Run one process's share of an engine in this event loop."""
     loop = asyncio.get_running_loop()
     board = Board(board_fd, options.processes, index)
     handler = EngineHandler(options, board, index)
@@ -110,7 +114,8 @@ async def _process(
             with suppress(asyncio.CancelledError):
                 await pacing
         handler.close()
-        # One more turn lets aborted connections report that they are gone before their counters are.
+        # One more turn of the loop lets aborted connections report their end while the counters are
+        # there.
         await server.wait_closed()
         await asyncio.sleep(0)
         if not handler.failure.done():
@@ -120,7 +125,7 @@ async def _process(
 
 @asynccontextmanager
 async def _children(options: EngineOptions, board: int) -> AsyncIterator["asyncio.Future[None]"]:
-    """Several processes, each of them an engine's share; the first that ends on its own is the engine's failure."""
+    """Run an engine's processes; the first one that ends early is the engine's failure."""
     loop = asyncio.get_running_loop()
     failure: asyncio.Future[None] = loop.create_future()
     children: list[asyncio.subprocess.Process] = []
@@ -175,7 +180,7 @@ async def _spawn(part: ChildPart) -> asyncio.subprocess.Process:
 
 
 async def serve_child(part: ChildPart, parent_gone: int) -> None:
-    """A child's life: serve until the file descriptor `parent_gone` ends."""
+    """Serve as a child process until the file descriptor `parent_gone` ends."""
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
     loop.add_reader(parent_gone, gone.set)
@@ -191,7 +196,7 @@ async def serve_child(part: ChildPart, parent_gone: int) -> None:
 
 
 def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket bound to the address; a shared one is bound by other processes of this engine too."""
+    """Return a socket bound to the address; other processes of the engine bind a shared one too."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)

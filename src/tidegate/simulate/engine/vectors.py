@@ -1,7 +1,8 @@
-"""The shapes that answer without words: embeddings, whose vectors follow from the input alone, moderations, scores and classes.
+"""The shapes of answers without words: embeddings, moderations, scores and classes.
 
-A vector's components are plus or minus one over the square root of its length, by the bits of the input's hash: unit
-length exactly, equal for equal inputs, and nearly orthogonal otherwise.
+A vector's components are plus or minus one over the square root of its dimension, by the bits of
+the input's hash. So vectors have unit length, equal inputs have equal vectors, and others are
+nearly orthogonal.
 """
 
 import struct
@@ -34,13 +35,13 @@ _VERDICT = b'{"flagged":false,"categories":{%s},"category_scores":{%s},"category
 
 
 class SimulatedEmbeddings:
-    """/v1/embeddings, with vectors of a default length."""
+    """The shape of answers of /v1/embeddings, with a default length of vectors."""
 
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
 
     def whole(self, answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         dimensions = answer.ask.dimensions or self._dimensions
         vector = _base64_vector if answer.ask.base64 else _float_vector
         data = b",".join(
@@ -57,21 +58,21 @@ class SimulatedEmbeddings:
 
 
 class Moderations:
-    """/v1/moderations: the sea is never flagged."""
+    """The shape of answers of /v1/moderations: no input is ever flagged."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         verdicts = b",".join(_VERDICT for _ in answer.choices)
         return b'{"id":"modr-%s","model":%s,"results":[%s]}' % (answer.name, answer.model, verdicts)
 
 
 class Scores:
-    """/v1/score: a number between 0 and 1 that follows from the two texts alone."""
+    """The shape of answers of /v1/score: a number from 0 to 1, made from the two texts alone."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         data = b",".join(
             b'{"index":%d,"object":"score","score":%.6f}' % (index, _score(choice.prompt))
             for index, choice in enumerate(answer.choices)
@@ -80,11 +81,11 @@ class Scores:
 
 
 class Reranked:
-    """/v1/rerank: the documents with their scores, best first."""
+    """The shape of answers of /v1/rerank: the documents with their scores, best first."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         scored = sorted((-_score(choice.prompt), index) for index, choice in enumerate(answer.choices))
         results = b",".join(b'{"index":%d,"relevance_score":%.6f}' % (index, -score) for score, index in scored)
         return b'{"id":"rerank-%s","model":%s,"usage":{"prompt_tokens":%d,"total_tokens":%d},"results":[%s]}' % (
@@ -97,11 +98,11 @@ class Reranked:
 
 
 class Classes:
-    """/v1/classify: everything is the sea, more or less."""
+    """The shape of answers of /v1/classify: each input has the label `sea`, with a probability."""
 
     @staticmethod
     def whole(answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         data = b",".join(
             b'{"index":%d,"label":"sea","probs":[%.6f,%.6f],"num_classes":2}'
             % (index, 0.5 + _score(choice.prompt) / 2, 0.5 - _score(choice.prompt) / 2)
@@ -111,13 +112,13 @@ class Classes:
 
 
 class Pooled:
-    """/v1/pooling, with vectors of a default length."""
+    """The shape of answers of /v1/pooling, with a default length of vectors."""
 
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
 
     def whole(self, answer: SimulatedAnswer) -> bytes:
-        """The body."""
+        """Return the body."""
         data = b",".join(
             b'{"index":%d,"object":"pooling","data":%s}' % (index, _float_vector(choice.prompt, self._dimensions))
             for index, choice in enumerate(answer.choices)
@@ -143,7 +144,7 @@ def _score(prompt: bytes) -> float:
 
 @lru_cache(maxsize=8)
 def _components(dimensions: int) -> list[tuple[bytes, ...]]:
-    """For each byte, its eight components as text."""
+    """Return eight components as text for each byte."""
     size = 1 / dimensions**0.5
     signs = (repr(-size).encode(), repr(size).encode())
     return [tuple(signs[byte >> bit & 1] for bit in range(8)) for byte in range(256)]
@@ -151,7 +152,7 @@ def _components(dimensions: int) -> list[tuple[bytes, ...]]:
 
 @lru_cache(maxsize=8)
 def _packed(dimensions: int) -> list[bytes]:
-    """For each byte, its eight components as little-endian floats."""
+    """Return eight components as little-endian floats for each byte."""
     size = 1 / dimensions**0.5
     return [struct.pack("<8f", *(size if byte >> bit & 1 else -size for bit in range(8))) for byte in range(256)]
 
