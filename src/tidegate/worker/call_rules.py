@@ -1,8 +1,9 @@
-"""The rules that bind calls of leased slices now: the lease, the states of their keys, and the operator's policies.
+"""The rules for calls of leased slices: the lease, the states of keys, and the operator's policies.
 
-A key's state is never used for longer than two seconds. One statement asks for the keys of all leased slices, every second while there
-are any, and when a slice comes whose key is not known yet. While the store does not answer, nothing new is sent under a key. Jobs
-without a key cost nothing.
+- A key's state is never used for longer than two seconds.
+- One statement asks for the keys of all leased slices: every second, and when a slice comes whose
+  key is not known yet. Without slices that have a key, no question is asked.
+- While the store does not answer, no call begins under a key.
 """
 
 import asyncio
@@ -33,13 +34,14 @@ class KeyStates:
         self._clock = clock
         self._model_of = model_of
         self._states: dict[str, KeyState] = {}
-        # Most keys forbid nothing, which is worked out once for each answer, not for each item.
+        # Most keys forbid nothing. This is computed once for each answer, not for each item.
         self._open: frozenset[str] = frozenset()
         self._asked_ms = -math.inf
 
     async def ask(self, worker_id: str) -> None:
         """Ask for the states of all keys whose slices this worker holds now."""
-        # The age of an answer counts from before the question. An answer that a later one has overtaken is ignored.
+        # An answer's age counts from before the question. An answer to an older question is
+        # ignored.
         asked_ms = self._clock.monotonic_ms()
         rows = await self._store.key_states(worker_id)
         if asked_ms >= self._asked_ms:
@@ -48,19 +50,19 @@ class KeyStates:
             self._asked_ms = asked_ms
 
     def knows(self, key_id: str | None) -> bool:
-        """Return whether the state of this key is known; True where there is no key."""
+        """Return whether the state of this key is known; True if there is no key."""
         return key_id is None or (key_id in self._states and self._clock.monotonic_ms() < self._asked_ms + BELIEVED_MS)
 
     def believed_until_ms(self, leased: LeasedSlice) -> float:
-        """The monotonic moment by which a call of this slice must have begun, or be judged again."""
+        """Return the monotonic moment after which a call of this slice must be judged again."""
         return math.inf if leased.key_id is None else self._asked_ms + BELIEVED_MS
 
     def of(self, leased: LeasedSlice) -> KeyState | None:
-        """Return the known state of a slice's key; None where the slice has no key, or the state is not known yet."""
+        """Return the state of a slice's key; None if it has no key or the state is not known."""
         return self._states.get(leased.key_id) if leased.key_id else None
 
     def denial(self, leased: LeasedSlice) -> Denied | None:
-        """Return why an item of this slice may not be sent now; None when it may."""
+        """Return why an item of this slice may not be sent now; None if it may."""
         if leased.key_id is None:
             return None
         now_ms = self._clock.monotonic_ms()
@@ -96,7 +98,7 @@ class LeasedCallRules:
         self._guards = guards
 
     def bind(self, state: LeasedSliceState) -> None:
-        """Bind calls of this slice to the budgets that its owner has now, and to what its key allows now."""
+        """Bind calls of this slice to its owner's present budgets and its key's present state."""
         leased = state.slice
         key = self._keys.of(leased) if leased.key_id else None
         tenants = self._policies.tenants
@@ -131,12 +133,12 @@ class LeasedCallRules:
 
 
 def _forbids_nothing(key: KeyState) -> bool:
-    """Return whether no call can be denied under this key until its state is asked for again."""
+    """Return whether this state of a key can deny no call."""
     return not (key.deleted or key.revoked or key.models or key.resources) and key.expires_at_ms is None
 
 
 def _state(row: KeyRow, asked_ms: float) -> KeyState:
-    """Return a key's state with moments on this process's clock, which never jumps."""
+    """Return a key's state with its moments on this process's monotonic clock."""
     return KeyState(
         row.key_id,
         keys.models_from(row.models),

@@ -30,7 +30,7 @@ class HandBack:
         lost_workers: LostWorkers,
         grace_ms: int,
     ) -> None:
-        """`grace_ms` is how long calls in flight may go on."""
+        """Stop with a grace of `grace_ms` for calls in flight."""
         self._me = me
         self._leases = leases
         self._leased_work = leased_work
@@ -40,14 +40,18 @@ class HandBack:
         self._grace_ms = grace_ms
 
     async def run(self) -> None:
-        """Hand back unsent items at once, give calls in flight the grace, and commit their answers before this process leaves."""
+        """Hand back unsent items at once, wait for calls in flight, and commit their answers.
+
+        Calls that are out after the grace are aborted. At the end this process leaves.
+        """
         self._settler.drop_all()
         self._recorder.hurry()
         await self._release_tails()
         await hit("stop_released")
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._grace_ms / 1000
-        # A lease that was under way may still arrive. Unless its slices are handed back, they count as a lost worker's.
+        # A lease that was under way may still arrive. Without a hand-back its slices would count as
+        # a lost worker's.
         while (self._leased_work.in_flight or self._is_leasing()) and loop.time() < end_s:
             self._settler.drop_all()
             self._recorder.hurry()
@@ -79,7 +83,7 @@ class HandBack:
         await self._lost_workers.adopt_logs()
 
     async def _release_tails(self) -> None:
-        """Of slices with calls in flight, keep only what was sent, so that other workers can run the rest meanwhile."""
+        """Give back the unsent ends of slices with calls in flight, for other workers to run."""
         for state in self._leased_work.state():
             open_count = self._leased_work.cut(state)
             if not state.in_flight or not open_count:

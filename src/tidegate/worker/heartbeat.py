@@ -1,4 +1,7 @@
-"""The heartbeat of a worker: stay alive, learn which jobs close or are paused, and hand back slices that this process does not know."""
+"""The heartbeat of a worker: it keeps the worker alive and learns which jobs close or are paused.
+
+Slices that the store lists but this process does not know are handed back.
+"""
 
 import asyncio
 
@@ -39,7 +42,7 @@ class Heartbeat:
         heartbeat_ms: int,
         grace: CloseGrace,
     ) -> None:
-        """`beat_due` asks for a heartbeat at once."""
+        """Beat every `heartbeat_ms`, and at once when `beat_due` is set."""
         self._me = me
         self._leases = leases
         self._leased_work = leased_work
@@ -66,7 +69,7 @@ class Heartbeat:
                 pass
 
     async def _beat(self) -> int:
-        """Beat once. Return the milliseconds until a job's grace ends, at most until the next heartbeat."""
+        """Beat once; return the milliseconds until the next heartbeat, or until a grace ends before it."""
         known, pending = self._leased_work.keys(), set(self._leases.pending)
         holdings = await self._me.beat()
         if self._me.has_left:
@@ -75,7 +78,8 @@ class Heartbeat:
             await self._begin_again()
             return self._heartbeat_ms
         self._leased_work.extend_lease(self._me.safe_until_ms)
-        # Done before anything at which the store could fail: a job that closes or is paused must not wait for the next heartbeat.
+        # This comes before all calls to the store, which may fail: a closing job must not wait for
+        # the next heartbeat.
         ends_in_ms = self._heartbeat_ms
         for holding in holdings:
             if holding.closing is not None:
@@ -95,7 +99,7 @@ class Heartbeat:
         return ends_in_ms
 
     async def _begin_again(self) -> None:
-        """Let go of everything and begin the next incarnation, because this one was declared gone."""
+        """Drop all leased work, and begin the next incarnation after this one was declared gone."""
         self._settler.begin_again()
         await self._me.enlist()
         # Slices and logs that came meanwhile belong to the incarnation that ended.
@@ -103,8 +107,10 @@ class Heartbeat:
         self._leased_work.extend_lease(self._me.safe_until_ms)
 
     def _close(self, holding: Holding) -> int:
-        """Send nothing more of a job that closes, and abort its calls in flight when its grace is over. Return the milliseconds until
-        then, or a whole heartbeat when it is over."""
+        """Stop sending for a job that closes, and abort its calls in flight once its grace is over.
+
+        Return the milliseconds until then; a whole heartbeat if the grace is over.
+        """
         left_ms = self._grace.of(holding.closing) - holding.closing_for_ms
         for state in self._leased_work.close_job(holding.job_id):
             if left_ms <= 0:

@@ -8,7 +8,10 @@ from tidegate.worker.supervisor import Supervisor
 
 
 class Ingesting:
-    """The service. `ingest_next` takes one turn for an incarnation and returns False when no input waits."""
+    """The service of ingest.
+
+    `ingest_next` takes one turn for an incarnation; False: no input waits.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A worker that is made again after an internal error, in a process that also has other work."""
+"""A worker in a process with other work: after an internal error a new worker is made."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,14 +20,14 @@ class RunsItems(Protocol):
         """Work until `stop` is set. Raise WorkerBroken after an internal error, once its leased work was handed back."""
 
     def trouble(self) -> str | None:
-        """Return why it takes no new work; None while nothing is wrong."""
+        """Return why the worker takes no new work; None if it does."""
 
     def is_idle_with_room(self, model: str) -> bool:
-        """Return whether it has nothing to do and would take items of this model."""
+        """Return whether the worker has no work and would take items of this model."""
 
     @property
     def in_flight(self) -> int:
-        """The number of calls that are out."""
+        """Return the number of calls in flight."""
 
 
 class KeptWorker:
@@ -48,7 +48,10 @@ class KeptWorker:
         return self._worker.is_idle_with_room(model)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set. After each internal error wait, each time longer, unless the last one was long ago."""
+        """Work until `stop` is set, with a new worker after each internal error.
+
+        The wait before it grows with each error, and is short again if the last one was long ago.
+        """
         loop = asyncio.get_running_loop()
         wait_s = RESTART_S
         while True:
@@ -67,8 +70,10 @@ class KeptWorker:
             self._worker = self._make()
 
     async def _rest(self, stop: asyncio.Event, wait_s: float) -> None:
-        """Keep this process alive in the store while there is no worker, because it owns the uploads that it receives meanwhile. Its
-        last incarnation ended with the worker."""
+        """Keep this process alive in the store, under a new incarnation, while there is no worker.
+
+        The process still receives uploads, and it must own them.
+        """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         has_begun = False

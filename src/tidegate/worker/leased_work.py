@@ -1,7 +1,7 @@
 """The leased work of a worker: slices, their unsent items, and the calls in flight.
 
-It decides which item may be sent next and never sends anything itself. Before it gives an item out it checks that the lease is surely
-alive, the job is still open, and the model has a free slot.
+`LeasedWork` decides which item may be sent next; the runners send. An item is given out only while
+the lease is surely alive, the job is still open, and the model has a free slot.
 """
 
 import asyncio
@@ -22,19 +22,26 @@ from tidegate.worker.supervisor import Supervisor
 # An item that waits no longer than this stays with the worker; any other goes back to the store.
 SHORT_WAIT_MS = 5_000
 
-# Tokens come back when calls in flight take less than was reserved, and the store is not notified. So work that waits for them is
-# looked at again after this long at the latest, even if a budget names a later moment.
+# Calls in flight may use fewer tokens than were reserved, and the store is not notified of that. So
+# work that waits for tokens is tried again after this time, even if a budget names a later moment.
 TOKENS_REST_MS_MAX = 30_000
 
-# Where calls are quick, hold as many items as go out in this time: a lease for every few items would cost more than the calls.
+# With quick calls, hold as many items as go out in this time. Otherwise the leases would cost more
+# than the calls.
 AHEAD_MS = 200
 
 
 class LeasedSliceState(msgspec.Struct, eq=False):
-    """One slice that this worker has leased. `reading` is true until its items are here. No item from `sent_to` on was ever sent from
-    here. `answered_number` is the last of its items that a model server answered. When `is_lost`, this worker no longer owns it. With
-    `rests_ms` none of its items is sent for so long. From `interactive_at_ms` on its items go like interactive calls, and
-    `is_interactive` is true once they do."""
+    """One slice that this worker has leased.
+
+    - `reading` is true until its items are here.
+    - Items from `sent_to` on were never sent by this worker.
+    - `answered_number` is the last of its items that a model server answered.
+    - If `is_lost`, this worker does not own it any more.
+    - None of its items is sent for `rests_ms`.
+    - From `interactive_at_ms` on its items go like interactive calls, and `is_interactive` is true
+      once they do.
+    """
 
     slice: LeasedSlice
     deadline_ms: float
@@ -64,8 +71,10 @@ class LeasedSliceState(msgspec.Struct, eq=False):
     def bind(
         self, key: KeyState | None, budgets: tuple[Budget, ...], parallel: tuple[tuple[str, int], ...], number: int
     ) -> None:
-        """Bind calls of this slice to what its key allows, to these budgets, and to these limits of parallel calls by name. `number` is
-        the version of the tenants' limits."""
+        """Bind calls of this slice to a key's state, to budgets, and to limits of parallel calls.
+
+        `number` is the version of the tenants' limits.
+        """
         self.bound_number = number
         self.key = key
         self.models = frozenset() if key is None else key.models
@@ -73,11 +82,11 @@ class LeasedSliceState(msgspec.Struct, eq=False):
         self.parallel = parallel
 
     def move_deadline(self, deadline_ms: float) -> None:
-        """Let no call of this slice begin after this moment, because its job's deadline was changed."""
+        """Set the moment after which no call of this slice begins, after a change of its job."""
         self.deadline_ms = deadline_ms
 
     def may_begin(self) -> bool:
-        """Return whether an item that was taken, and waits for a slot, a budget or a connection, may still be sent."""
+        """Return whether a taken item that still waits, for example for a slot, may be sent."""
         return not self.closed
 
     def turn_interactive(self) -> None:
@@ -85,21 +94,21 @@ class LeasedSliceState(msgspec.Struct, eq=False):
         self.is_interactive = True
 
     def rest(self, rests_ms: float) -> None:
-        """Send nothing of this slice for so long. To be called before its items are here."""
+        """Send no item of this slice for this time. Call this before its items are here."""
         self.rests_ms = rests_ms
 
     def release_tail(self, item_count: int) -> None:
-        """Note that so many items at the end of the slice went back to the store."""
+        """Note that this many items at the end of the slice went back to the store."""
         self.left -= item_count
 
     def end_item(self, number: int, *, was_answered: bool) -> None:
-        """Note that an item has its outcome; `was_answered` when a model server gave it."""
+        """Note that an item has its outcome; `was_answered` if a model server gave it."""
         self.left -= 1
         if was_answered:
             self.answered_number = number
 
     def abort(self) -> None:
-        """End the calls of this slice that are in flight: their connections are closed."""
+        """Abort the calls of this slice that are in flight, and close their connections."""
         self.aborted = True
         for task in list(self.calls):
             task.cancel()
@@ -126,7 +135,7 @@ class _Stock:
         self.sent += 1
 
     def ahead(self, now_ms: float) -> int:
-        """Return how many items went out lately within `AHEAD_MS`."""
+        """Return how many items went out in this or the last period of `AHEAD_MS`, the larger number."""
         return max(self.sent, self.sent_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
 
     def is_unused(self, now_ms: float) -> bool:
@@ -142,35 +151,38 @@ class LeasedWork:
         self._stocks: dict[str, _Stock] = {}
         self._states: dict[tuple[str, int, str], LeasedSliceState] = {}
         self._parked: deque[asyncio.Future[None]] = deque()
-        # Slices whose items will go like interactive calls from a later moment on.
+        # Slices whose items will go like interactive calls later.
         self._turning: list[LeasedSliceState] = []
         self._is_inviting = False
         self._is_shut = False
         self.admitted: tuple[LeasedSliceState, Item] | None = None
         self.lease_until_ms = 0.0
         self.in_flight = 0
-        # The most calls that were ever in flight from here at once, and how many calls have ended.
+        # The most calls that were ever in flight at once, and the number of calls that have ended.
         self.in_flight_most = 0
         self.ended_count = 0
 
     @property
     def is_lease_safe(self) -> bool:
-        """True while the store surely counts this incarnation as alive, so that a new lease is ours."""
+        """Return whether the store surely counts this incarnation as alive: then a new lease is ours."""
         return self._clock.monotonic_ms() < self.lease_until_ms
 
     @property
     def is_open(self) -> bool:
-        """True while new items may be taken and sent: not when the worker ends, nor when record cannot take more results."""
+        """Return whether new items may be taken and sent.
+
+        They may not when the worker ends, or while record cannot take more results.
+        """
         return self._supervisor.is_working and not self._recorder.full
 
     @property
     def is_idle(self) -> bool:
-        """True when nothing is in flight and no item waits here for a slot."""
+        """Return whether no call is in flight and no item waits here for a slot."""
         return not self.in_flight and not any(stock.queue for stock in self._stocks.values())
 
     @property
     def is_reading(self) -> bool:
-        """True while the items of a leased slice are being read."""
+        """Return whether the items of a leased slice are being read."""
         return any(state.reading for state in self._states.values())
 
     @property
@@ -188,12 +200,12 @@ class LeasedWork:
         return stock.in_flight if stock else 0
 
     def ahead(self, model: str) -> int:
-        """Return how many items of a model will go out within a moment, at the pace of the last moments."""
+        """Return how many items of a model will go out within `AHEAD_MS`, at the present pace."""
         stock = self._stocks.get(model)
         return stock.ahead(self._clock.monotonic_ms()) if stock else 0
 
     def is_low(self, model: str) -> bool:
-        """Return whether the waiting items of a model will soon be gone."""
+        """Return whether the waiting items of a model will soon run out."""
         stock = self._stocks.get(model)
         if stock is None:
             return True
@@ -216,26 +228,28 @@ class LeasedWork:
         return list(self._states.values())
 
     def extend_lease(self, until_ms: float) -> None:
-        """Let calls start until this moment of the monotonic clock, because a heartbeat was answered."""
+        """Let calls begin until this moment of the monotonic clock, after an answered heartbeat."""
         self.lease_until_ms = until_ms
         self.wake()
 
     def lose_lease(self) -> None:
-        """Send nothing more under the leases of this incarnation, because it was declared gone."""
+        """Close all slices, because this incarnation was declared gone."""
         self.lease_until_ms = 0.0
         for state in self.state():
             self._lose(state)
 
     def expect(self, state: LeasedSliceState) -> None:
-        """Add a slice that was leased and is being read. Heartbeats already count it, so that it can be lost or closed before its items
-        are here."""
+        """Add a slice that was leased and is being read.
+
+        Heartbeats already count it, so it can be lost or closed before its items are here.
+        """
         leased = state.slice
         self._recorder.expect()
         state.reading = True
         self._states[leased.job_id, leased.first, leased.token] = state
 
     def forget(self, state: LeasedSliceState) -> None:
-        """Remove a slice: one that could not be read, or that has nothing more to do here."""
+        """Remove a slice that could not be read, or whose work here is done."""
         leased = state.slice
         self._states.pop((leased.job_id, leased.first, leased.token), None)
 
@@ -258,7 +272,7 @@ class LeasedWork:
         self.wake()
 
     def take_item(self) -> tuple[LeasedSliceState, Item] | None:
-        """Take the next item that may be sent now; None when there is none."""
+        """Take the next item that may be sent now; return None if there is none."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self.is_open:
             return None
@@ -290,7 +304,7 @@ class LeasedWork:
     # ---- one item at a time
 
     def shut(self) -> None:
-        """Send nothing but the admitted item, one at a time, until `reopen`."""
+        """Send only admitted items, one at a time, until `reopen`."""
         self._is_shut = True
 
     def reopen(self) -> None:
@@ -299,13 +313,13 @@ class LeasedWork:
         self.wake()
 
     def admit(self, entry: tuple[LeasedSliceState, Item] | None) -> None:
-        """Let this one item go out while no other may; None takes that back."""
+        """Let this item alone be sent; None withdraws it."""
         self.admitted = entry
         if entry is not None:
             self.wake_one()
 
     def queued(self) -> list[tuple[LeasedSliceState, Item]]:
-        """Return every item that waits here to be sent, of slices that are not dropped."""
+        """Return all items that wait here to be sent, of slices that are not dropped."""
         return [entry for stock in self._stocks.values() for entry in stock.queue if not entry[0].dropped]
 
     def _take_admitted(self, now_ms: float) -> tuple[LeasedSliceState, Item] | None:
@@ -347,7 +361,7 @@ class LeasedWork:
                 return taken
 
     def _invite(self) -> None:
-        """Wake as many runners as there are items to take, because one free slot serves several items where they share a call."""
+        """Wake a runner for each item that may go; if items share calls, one slot serves several."""
         self._is_inviting = False
         for model, stock in self._stocks.items():
             if stock.queue and model and self._upstream.items_per_call(model) > 1:
@@ -355,7 +369,7 @@ class LeasedWork:
                     self.wake_one()
 
     def wake(self) -> None:
-        """Let as many runners look again as there are items that may go, because something changed."""
+        """Wake a runner for each item that may be sent, after a change."""
         now_ms = self._clock.monotonic_ms()
         if self._turning:
             self._turn_interactive(now_ms)
@@ -370,15 +384,17 @@ class LeasedWork:
                 may_go -= 1
 
     def _may_go(self, model: str, stock: _Stock) -> int:
-        """Return how many of these items may be sent now, as far as the upstream is concerned."""
+        """Return how many of these items the upstream would take now."""
         queue = stock.queue
         if not queue or not model or queue[0][0].is_interactive or not self._upstream.knows(model):
             return len(queue)
         return min(len(queue), self._upstream.free_slots(model))
 
     def _turn_interactive(self, now_ms: float) -> None:
-        """Put items in front that have waited long enough: they need no slot of background work. Where no deployment takes interactive
-        calls of their model, they keep their places."""
+        """Put items in front that go like interactive calls now: they need no background slot.
+
+        If no deployment takes interactive calls of their model, they keep their places.
+        """
         due = [state for state in self._turning if now_ms >= state.interactive_at_ms]
         self._turning = [state for state in self._turning if now_ms < state.interactive_at_ms and not state.settled]
         for state in due:
@@ -392,7 +408,7 @@ class LeasedWork:
             queue.extendleft(reversed(mine))
 
     def wake_one(self) -> None:
-        """Let one runner look again, because one slot became free."""
+        """Wake one runner, because one slot became free."""
         while self._parked:
             future = self._parked.popleft()
             if not future.done():
@@ -400,15 +416,20 @@ class LeasedWork:
                 return
 
     def mark_done(self, state: LeasedSliceState) -> None:
-        """Note that a call ended, however it ended. Its runner takes the next item itself, so no other runner is woken."""
+        """Note that a call ended, in whatever way.
+
+        Its runner takes the next item itself, so no other is woken.
+        """
         state.in_flight -= 1
         self.in_flight -= 1
         self.ended_count += 1
         self._stocks[state.slice.model].in_flight -= 1
 
     def put_back(self, state: LeasedSliceState, item: Item, wait_ms: float) -> None:
-        """Try this item again here after a short wait. If its slice is given back earlier, the slice is not ready before that moment
-        either."""
+        """Try this item again here after a short wait.
+
+        If its slice is given back before that, the slice rests until the same moment.
+        """
         state.deferred_until_ms = max(state.deferred_until_ms, self._clock.monotonic_ms() + wait_ms)
         asyncio.get_running_loop().call_later(wait_ms / 1000, self._return, state, item)
 
@@ -420,12 +441,15 @@ class LeasedWork:
             self.wake_one()
 
     def defer(self, state: LeasedSliceState, wait_ms: float) -> None:
-        """Let this item go back with its slice, because it waits longer than a worker should hold it."""
+        """Let this item go back with its slice, because its wait is too long for a worker."""
         self._defer(state, self._clock.monotonic_ms() + wait_ms)
 
     def defer_for_budget(self, state: LeasedSliceState, wait_ms: float) -> None:
-        """Defer an item that waits for a budget. No server asked for that rest, so the slice is ready again as soon as its first item
-        is worth a try."""
+        """Defer an item that waits for a budget.
+
+        No server asked for that wait, so the slice is ready again as soon as one of its items is
+        worth a try.
+        """
         state.deferred += 1
         state.retry_at_ms = min(state.retry_at_ms, self._clock.monotonic_ms() + min(wait_ms, TOKENS_REST_MS_MAX))
 
@@ -438,23 +462,31 @@ class LeasedWork:
         state.dropped = True
 
     def _close(self, state: LeasedSliceState) -> None:
-        """Send nothing more of this slice, not even items that wait for a slot or a budget; calls that were sent go on."""
+        """Stop sending this slice, even its items that wait for a slot or a budget.
+
+        Sent calls go on.
+        """
         state.closed = True
         self.drop(state)
 
     def _lose(self, state: LeasedSliceState) -> None:
-        """Close this slice, because another worker may run the rest of it. Its calls go on here, and whichever answer comes first
-        counts."""
+        """Close this slice, because another worker may run the rest of it.
+
+        Its calls go on here, and the first answer counts.
+        """
         state.is_lost = True
         self._close(state)
 
     def cut(self, state: LeasedSliceState) -> int:
-        """Return how many items behind the last one that was sent are still open: they can be given back while the calls go on."""
+        """Return how many open items stand behind the last sent one.
+
+        These can be given back while the calls go on.
+        """
         leased = state.slice
         return sum(number not in leased.done for number in range(state.sent_to, leased.first + leased.count))
 
     def drop_model(self, model: str, until_ms: float) -> None:
-        """Give back the unsent items of a model until this moment, because it rests for longer than a worker should wait."""
+        """Give back the unsent items of a model that rests until this moment."""
         for state in self.state():
             if state.slice.model == model and not state.dropped and not state.is_interactive:
                 # The rest may hold for background work alone, so items go again once they are interactive.
@@ -466,8 +498,10 @@ class LeasedWork:
             stock.queue = deque(entry for entry in stock.queue if entry[0].is_interactive)
 
     def drop_spent(self, budgets: tuple[Budget, ...], until_ms: float) -> set[tuple[str, str]]:
-        """Give back unsent items under these budgets, which allow nothing for longer than a worker should wait. Return their jobs and
-        models."""
+        """Give back unsent items under these budgets, which are spent until this moment.
+
+        Return their jobs and models.
+        """
         dropped = set()
         for state in self.state():
             if state.budgets == budgets and not state.dropped:
@@ -477,8 +511,10 @@ class LeasedWork:
         return dropped
 
     def forget_if_done(self, state: LeasedSliceState) -> bool:
-        """Forget a slice that has nothing more to do here, because every item is done, deferred or dropped. Return True once when that
-        is so."""
+        """Forget a slice if all its items are done, deferred or dropped.
+
+        Return True once, when that is so.
+        """
         if state.settled or state.reading or state.in_flight or not (state.dropped or state.left == state.deferred):
             return False
         state.settled = state.dropped = True
@@ -493,7 +529,10 @@ class LeasedWork:
         return max(0, int(until_ms - self._clock.monotonic_ms()))
 
     def compare(self, known: set[tuple[str, int, str]], holdings: list[Holding]) -> list[Holding]:
-        """Compare our slices with those that the store lists for us. Drop slices that we lost, and return those that we do not know."""
+        """Compare our slices with the store's list.
+
+        Close those that we lost; return those that we do not know.
+        """
         listed = {(holding.job_id, holding.first, holding.token) for holding in holdings}
         for key in known - listed:
             state = self._states.get(key)
@@ -502,7 +541,7 @@ class LeasedWork:
         return [holding for holding in holdings if (holding.job_id, holding.first, holding.token) not in self._states]
 
     def move_deadlines(self, holdings: list[Holding], asked_ms: float) -> None:
-        """Take over the deadlines of slices that are held, as the store reported them when it was asked at this moment."""
+        """Take over the deadlines that the store reported; `asked_ms` is when it was asked."""
         for holding in holdings:
             state = self._states.get((holding.job_id, holding.first, holding.token))
             if state is not None:
@@ -512,7 +551,7 @@ class LeasedWork:
         return set(self._states)
 
     def close_job(self, job_id: str) -> list[LeasedSliceState]:
-        """Send nothing more of a job that closes or is paused, and return its slices."""
+        """Stop sending for a job that closes or is paused, and return its slices."""
         mine = [state for state in self.state() if state.slice.job_id == job_id]
         for state in mine:
             self._close(state)

@@ -1,7 +1,6 @@
-"""Slices on their way into a worker and out of it: lease the slices that the scheduler chooses while there is room, read their items,
-and give back items that rest.
+"""The leasing of a worker: lease slices that the scheduler chooses, read them, give back those that rest.
 
-Nothing is sent here. Slices that leave are passed on to record, which informs the store.
+This module sends no item. Slices that leave are passed on to record, which informs the store.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ LONG_WAITING_HELD_MAX = 64
 
 
 class Leasing:
-    """The service: lease until there is nothing to take or no room, then wait for a poll or a wake-up."""
+    """The service of leasing: it leases while there is work and room, then waits for a wake-up."""
 
     def __init__(
         self,
@@ -54,7 +53,8 @@ class Leasing:
         self._poll_ms = poll_ms
 
     async def run(self) -> None:
-        # The answers in this host's spool are paid for, so they are recorded before any of their items could be leased and sent again.
+        # Answers in this host's spool are paid for. They are recorded before their items could be
+        # leased and sent again.
         await self._lost_workers.deliver_spool()
         while True:
             if not await self._leaser.fill():
@@ -90,7 +90,10 @@ class Leaser:
         self._reader = reader
 
     async def fill(self) -> bool:
-        """Lease as much as there is room for. Return False when there was nothing to take, no room, or no item could be read."""
+        """Lease as much as there is room for.
+
+        Return False without work or room, or if no item could be read.
+        """
         self._leased_work.wake()
         self._room.give_back_resting()
         if not self._leased_work.is_lease_safe:
@@ -123,14 +126,17 @@ class Leaser:
 
 
 def _interactive_at_ms(leased: LeasedSlice, until_ms: float) -> float:
-    """Return when items of a slice go like interactive calls, on this process's clock; `until_ms` is their deadline on it."""
+    """Return when items of a slice go like interactive calls, on this process's clock.
+
+    `until_ms` is their deadline on that clock.
+    """
     if leased.interactive_in_ms is None:
         return math.inf
     return until_ms - leased.expires_in_ms + leased.interactive_in_ms
 
 
 class SliceReader:
-    """Reads the items of leased slices and adds them to the leased work."""
+    """A reader that adds the items of leased slices to the leased work."""
 
     def __init__(
         self,
@@ -149,11 +155,11 @@ class SliceReader:
         self._settler = settler
 
     async def read(self, states: list[LeasedSliceState]) -> bool:
-        """Read the items of these slices; return False when none could be read."""
+        """Read the items of these slices; return False if none could be read."""
         for state in states:
             self._rules.bind(state)
         await self._learn_keys(states)
-        # Read all of them even if one fails: no other worker reads the others.
+        # Read all of them even if one fails, because no other worker has them.
         begun = await asyncio.gather(*[self._begin_slice(state) for state in states], return_exceptions=True)
         for result in begun:
             if isinstance(result, BaseException):
@@ -190,7 +196,10 @@ class HoldLimits(msgspec.Struct, frozen=True):
 
 
 class LeaseRoom:
-    """The room for more work in a worker, and what it gives back to make room: items whose model or budgets rest for long."""
+    """The room for more work in a worker.
+
+    It gives back items whose model or budgets rest for long.
+    """
 
     def __init__(
         self,
@@ -219,8 +228,10 @@ class LeaseRoom:
         return max(self._limits.slice_count_max - self._leased_work.slice_count, int(self._trial.wants_check))
 
     async def long_waiting(self) -> list[Pick]:
-        """Choose responses that have waited so long that they go like interactive calls. Neither the tide nor a full worker holds them
-        back."""
+        """Choose responses that have waited so long that they go like interactive calls.
+
+        Neither the tide nor a full worker holds them back.
+        """
         now_ms = self._clock.monotonic_ms()
         count_max = LONG_WAITING_HELD_MAX - self._leased_work.interactive_count()
         if now_ms < self._long_waiting_at_ms or count_max <= 0 or not self._leased_work.is_open:
@@ -239,8 +250,10 @@ class LeaseRoom:
         return self._leased_work.is_open and items > 0 and reason is None
 
     def items(self, model: str) -> tuple[int, str | None]:
-        """Return how many more items of a model are worth holding, and why if none or if the model is unknown. As many should wait as
-        can be in flight or, where calls are quick, as many as go out in a moment."""
+        """Return how many more items of a model to hold, and a reason if none or if it is unknown.
+
+        As many should wait as can be in flight or, with quick calls, as many as go out in a moment.
+        """
         if not model or not self._upstream.knows(model):
             room = max(0, _UNKNOWN_MODEL_ROOM - self._leased_work.unsent(model))
             return room, Reason.UNKNOWN_CAPACITY if model else None
@@ -259,8 +272,8 @@ class LeaseRoom:
     def give_back_resting(self) -> None:
         """Give back items of a model that rests for long, so that other workers can take them.
 
-        When the worker holds as many slices as it may, also give back those of a model that rests for a moment, or is probed now and
-        then: others could run in their place.
+        A worker that holds as many slices as it may also gives back those of a model with a short
+        rest, because others could run in their place.
         """
         is_full = self._leased_work.slice_count >= self._limits.slice_count_max
         from_ms = self._clock.monotonic_ms() + (0 if is_full else SHORT_WAIT_MS)
@@ -271,7 +284,7 @@ class LeaseRoom:
                 self._settler.settle_all()
 
     def give_back_spent(self, budgets: tuple[Budget, ...]) -> None:
-        """Give back every item under these budgets if they allow nothing for long."""
+        """Give back all items under these budgets if the budgets are spent for long."""
         now_ms = self._clock.monotonic_ms()
         until_ms = self._upstream.spent_until_ms(budgets)
         if any(limit.tokens is not None for budget in budgets for limit in budget.limits if limit.enabled):
@@ -282,7 +295,7 @@ class LeaseRoom:
             self._settler.settle_all()
 
     async def rest_jobs(self) -> None:
-        """Let every worker leave jobs alone whose own budgets are spent, until these allow something again."""
+        """Let all workers skip jobs whose own budgets are spent, until a call may be made again."""
         while self._job_rests:
             (job_id, model), until_ms = self._job_rests.popitem()
             wait_ms = int(until_ms - self._clock.monotonic_ms())
@@ -291,7 +304,7 @@ class LeaseRoom:
 
 
 class SliceSettler:
-    """Passes slices that have nothing more to do here on to record, as done or to go back to the store."""
+    """A settler that passes finished slices on to record, as done or to go back to the store."""
 
     def __init__(self, leased_work: LeasedWork, trial: Trial, recorder: Recorder, lease_wake: Listener) -> None:
         self._leased_work = leased_work
@@ -300,7 +313,7 @@ class SliceSettler:
         self._lease_wake = lease_wake
 
     def settle_slice(self, state: LeasedSliceState) -> None:
-        """Pass a slice on to record if it has nothing more to do here."""
+        """Pass a slice on to record if its work here is done."""
         if not self._leased_work.forget_if_done(state):
             return
         if self._trial.is_on and self._trial.end_slice(state):
@@ -317,13 +330,13 @@ class SliceSettler:
             self.settle_slice(state)
 
     def drop_all(self) -> None:
-        """Send nothing more of any slice; calls in flight go on."""
+        """Stop sending all slices; calls in flight go on."""
         for state in self._leased_work.state():
             self._leased_work.drop(state)
         self.settle_all()
 
     def begin_again(self) -> None:
-        """Let go of everything for a new incarnation, which has survived no suspect yet and writes logs of its own."""
+        """Drop all leased work for a new incarnation, which writes its own logs."""
         self._leased_work.lose_lease()
         self.settle_all()
         self._trial.begin_again()

@@ -7,7 +7,10 @@ from tidegate.worker.supervisor import Supervisor
 
 
 class Operating:
-    """The service. The same notice announces an operation as an input, so it begins at once; polls find the operations of lost workers."""
+    """The service for operations.
+
+    The notice for inputs starts them at once; polls find those of lost workers.
+    """
 
     def __init__(
         self, stage: OperateStage, me: Registration, wakes: Wakes, supervisor: Supervisor, sweep_ms: int

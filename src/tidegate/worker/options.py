@@ -30,12 +30,12 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 
     @property
     def close_grace(self) -> CloseGrace:
-        """The grace of calls whose job closes."""
+        """Return the grace of calls whose job closes."""
         return CloseGrace(self.grace_ms, min(self.grace_ms, self.cancel_grace_ms))
 
     @property
     def hold_limits(self) -> HoldLimits:
-        """The limits of what a worker holds at once."""
+        """Return the limits of calls and slices that a worker holds at once."""
         return HoldLimits(self.in_flight_max, self.slice_count_max)
 
 

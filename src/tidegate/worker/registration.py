@@ -1,4 +1,4 @@
-"""The registration of a process: its row in the store, and the heartbeat that keeps the row and everything that depends on it alive."""
+"""The registration of a process: its row in the store, and the heartbeat that keeps it alive."""
 
 import asyncio
 
@@ -14,8 +14,12 @@ log = structlog.get_logger()
 
 
 class Registration:
-    """The incarnation of a process. When it is declared gone, `enlist` begins another one under another id. `has_left` is true once the
-    process ended it by itself. `asked_ms` is when the last answered heartbeat was sent."""
+    """The incarnation of a process.
+
+    - When it is declared gone, `enlist` begins another one under another id.
+    - `has_left` is true once the process itself ended it.
+    - `asked_ms` is when the last answered heartbeat was sent.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,10 @@ class Registration:
         self.safe_until_ms = self._safe_from(asked_ms)
 
     async def beat(self) -> list[Holding] | None:
-        """Stay alive, and return the leases of this incarnation. None means that it is over, and `enlist` starts the next."""
+        """Stay alive and return the leases of this incarnation.
+
+        Return None if the incarnation is over; then `enlist` begins the next.
+        """
         asked_ms = self._clock.monotonic_ms()
         holdings = await self._store.beat(self.id, self._lease_ms)
         if holdings is None:
@@ -66,7 +73,7 @@ class Registration:
         return self._clock.monotonic_ms() < self.safe_until_ms
 
     async def begin_blob(self, kind: str) -> str:
-        """Begin a blob that dies with this incarnation unless it is settled. Return its id."""
+        """Begin a blob and return its id. Unless it is settled, it ends with this incarnation."""
         blob_id = ids.make("blob", self._entropy.token_bytes(16))
         await self._store.begin_blob(blob_id, kind, self.id)
         return blob_id
@@ -78,12 +85,13 @@ class Registration:
         await self._store.declare_gone(self.id, leaving=True)
 
     def _safe_from(self, asked_ms: float) -> float:
-        # Counted from before the question, and shorter by a sixth, so that no call starts that the lease might not cover.
+        # The time counts from before the question and is a sixth shorter, so that the lease covers
+        # every call.
         return asked_ms + self._lease_ms * 5 / 6
 
 
 async def beat_until(stop: asyncio.Event, me: Registration, heartbeat_ms: int) -> None:
-    """Keep a process without a worker alive until `stop` is set: it owns the blobs that it receives."""
+    """Keep a process without a worker alive until `stop` is set, because it owns blobs."""
     while not stop.is_set():
         try:
             if await me.beat() is None:

@@ -1,4 +1,4 @@
-"""Report to the store what keeps this process from running items, so that commands anywhere can say why a batch waits."""
+"""Reports of what keeps a process from work: by them commands can say why a batch waits."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -26,7 +26,10 @@ WHY_CHARS_MAX = 300
 
 
 class Reporting:
-    """The service. It looks every two seconds, and writes only while there is something to report, or when that is over."""
+    """The service of reports.
+
+    It looks every two seconds, and writes only if the report has changed.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Reporting:
             await asyncio.gather(checking, return_exceptions=True)
 
     async def report(self) -> None:
-        """Write what keeps this process from work now, unless there is nothing and the store knows that."""
+        """Write what keeps this process from work, unless the store knows it already."""
         report = WorkerReport(self._trouble() or self._blob_trouble, troubles(self._deployments()))
         now = (self._me.id, report)
         if now == self._written or (report == WorkerReport() and self._written[1] == WorkerReport()):

@@ -1,4 +1,4 @@
-"""Send leased items, and pass every verdict on to record."""
+"""The runners, which send leased items and pass their verdicts on to record."""
 
 import asyncio
 
@@ -18,7 +18,10 @@ _HIRE_EVERY_S = 2.0
 
 
 class Runners:
-    """The service. It starts a runner for each item that may be in flight: as many as calls, or more where several items share a call."""
+    """The service that starts a runner for each item that may be in flight.
+
+    These are as many as calls, or more if several items share a call.
+    """
 
     def __init__(self, runner: "Runner", supervisor: Supervisor, upstream: Upstream, in_flight_max: int) -> None:
         self._runner = runner
@@ -28,8 +31,10 @@ class Runners:
         self._count = 0
 
     async def run(self) -> None:
-        """Start as many runners as are needed, and look again now and then, because deployments that take more items a call may be
-        added."""
+        """Start as many runners as are needed, and look again now and then.
+
+        A deployment that takes more items in a call may be added.
+        """
         while True:
             calls = self._in_flight_max
             wanted = min(calls * self._upstream.items_per_call(), max(calls, _RUNNERS_MAX))
@@ -40,7 +45,7 @@ class Runners:
 
 
 class Runner:
-    """Runs one item after another; as many tasks run it as items may be in flight."""
+    """A runner of one item after another; as many tasks run it as items may be in flight."""
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class Runner:
             self._note(state, item, verdict)
 
     def _note(self, state: LeasedSliceState, item: Item, verdict: ItemVerdict | Again | None) -> None:
-        """Pass on the verdict on an item. It is None when the call was aborted, and then there is nothing to pass on."""
+        """Pass on the verdict on an item; None means that the call was aborted."""
         if isinstance(verdict, ItemVerdict):
             self._recorder.record(verdict)
             state.end_item(item.number, was_answered=bool(verdict.finished.deployment))
@@ -93,11 +98,11 @@ class Runner:
         if self._leased_work.is_low(state.slice.model):
             self._lease_wake.notify()
         if self._leased_work.is_idle:
-            # No other answer comes soon with which this one could share a flush.
+            # No other answer comes soon that could share a flush with this one.
             self._recorder.hurry()
 
     def _try_again(self, state: LeasedSliceState, item: Item, again: Again) -> None:
-        """Keep an item that waits only briefly; an item that waits for long goes back with its slice."""
+        """Keep an item that waits briefly; let one that waits for long go back with its slice."""
         was_sent = again.count > item.attempt_count or again.hand_backs > item.hand_backs or bool(again.tries)
         waits_for_budget = again.reason == Withheld.reason and not was_sent
         if was_sent or (again.wait_ms > SHORT_WAIT_MS and not waits_for_budget):

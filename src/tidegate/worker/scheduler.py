@@ -1,6 +1,7 @@
-"""The choice of what a worker with room leases next: look at the store, let the pure scheduler decide, and report the decision.
+"""The choice of what a worker leases next: a look at the store, and a decision of the pure scheduler.
 
-Nothing is leased here. What is remembered between two decisions (whose turn was last, how fast models were) may be forgotten at any time.
+This module leases nothing. Its memory of earlier decisions (the last turns, the paces of models)
+may be lost at any time.
 """
 
 import asyncio
@@ -38,15 +39,17 @@ _TELL_EVERY_MS = 500
 _FAULTS_LOGGED_MAX = 3
 _FOLLOW_MS = 2_000
 
-# Returns how many more items of a model this worker could hold, and why none when it could not. Of a model that it does not know, it
-# could hold some only to fail them, and gives that reason.
+# Returns how many more items of a model this worker could hold, and the reason if none. Items of an
+# unknown model can only fail, so for these it returns a number and a reason.
 Room = Callable[[str], tuple[int, str | None]]
 Rooms = Mapping[str, tuple[int, str | None]]
 
 
 def within_sight(snapshot: schedule.Snapshot, picks: list[schedule.Pick]) -> list[schedule.Pick]:
-    """Give each flow of a model at most one slice where the snapshot may not show all flows of that model: a flow that it did not show
-    may be next by then. The next look follows at once."""
+    """Give each flow at most one slice if the snapshot may not show all flows of its model.
+
+    After one slice, a flow that was not shown may be next. The next look follows at once.
+    """
     hiding = {name for name, model in snapshot.models.items() if model.hides_flows}
     if not hiding:
         return picks
@@ -80,7 +83,8 @@ def _count_skips(skips: list[schedule.Skip]) -> None:
 class WaitGauges:
     """The gauges of waiting work: the least slack, and how far apart the flows of each model are.
 
-    A decision does not read models that have no room here, so each keeps its last values until nothing of it waits any more.
+    A decision does not read models without room here, so these keep their last values while they
+    have work.
     """
 
     def __init__(self) -> None:
@@ -88,7 +92,7 @@ class WaitGauges:
         self._gaps: dict[str, float] = {}
 
     def see(self, snapshot: schedule.Snapshot, policy: schedule.Policy) -> None:
-        """Set the gauges to what one decision read."""
+        """Set the gauges from the snapshot of one decision."""
         read = {name for name, model in snapshot.models.items() if model.room_items > 0}
         kept = set(snapshot.awake) - read
         slacks_ms = {name: slack_ms for name, slack_ms in self._slacks_ms.items() if name in kept}
@@ -106,7 +110,7 @@ class WaitGauges:
         self._show(slacks_ms, gaps)
 
     def clear(self) -> None:
-        """Clear the gauges, because nothing waits at all."""
+        """Clear the gauges, because no work waits."""
         if self._slacks_ms or self._gaps:
             self._show({}, {})
 
@@ -125,12 +129,12 @@ def _tell_config(policy: schedule.Policy) -> None:
 
 
 class Scheduler:
-    """Chooses by the operator's policy, in the mode that an operator may have switched to at run time."""
+    """The scheduler of a worker: it follows the operator's policy, and switches of the mode."""
 
     def __init__(
         self, store: Store, clock: Clock, policies: Policies, slice_items: int, follow_ms: int = _FOLLOW_MS
     ) -> None:
-        """`slice_items` is how many items a slice has at most, `follow_ms` how often the operator's switch is looked at."""
+        """Choose slices of at most `slice_items` items; look for a switch every `follow_ms`."""
         self._store = store
         self._clock = clock
         self._policies = policies
@@ -146,7 +150,8 @@ class Scheduler:
         self._wake_at_ms = 0.0
         self._tell_at_ms = 0.0
         self._gauges = WaitGauges()
-        # The models that were awake at the last look. They are read again when none of them has room.
+        # The models that were awake at the last look. If none of them has room, the list is read
+        # again.
         self._models: Sequence[str] = ()
 
     async def run(self) -> None:
@@ -174,9 +179,10 @@ class Scheduler:
             self._caps_at_ms = now_ms + _CAPS_KEEP_MS
 
     async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial | None = None) -> schedule.Choice:
-        """Make one decision. Models without room are not read, so that they never hide one that has room.
+        """Make one decision.
 
-        `trial` decides whether suspects are shown; without one they are.
+        Models without room are not read, so that they never hide one with room. `trial` decides
+        whether suspects are shown; without a trial they are.
         """
         if self._caps_at_ms is None and self._policies.in_flight_caps:
             await self.follow()
@@ -196,7 +202,8 @@ class Scheduler:
         snapshot = await self._look(worker_id, rooms, slices_max, trial)
         news = [model for model in snapshot.awake if model not in rooms]
         if news:
-            # The awake models rarely change between two looks. Only when there are new ones, a decision looks twice.
+            # The awake models rarely change between two looks. A decision looks twice only if there
+            # are new ones.
             rooms |= {model: room(model) for model in news}
             snapshot = await self._look(worker_id, rooms, slices_max, trial)
         self._models = snapshot.awake
@@ -238,7 +245,7 @@ class Scheduler:
         )
 
     def _nothing(self, rooms: Rooms) -> schedule.Choice:
-        """Return an empty choice: no model has work, or every one that has is full or closed, so the store need not be read any further."""
+        """Return an empty choice: no model has work, or none with work has room."""
         if not rooms:
             metrics.work_lease_attempts.of("empty").inc()
             self._gauges.clear()
@@ -250,8 +257,10 @@ class Scheduler:
         return schedule.Choice([], skips)
 
     async def _refresh_paces(self, models: Collection[str]) -> None:
-        """Ask for all paces that are not known; when all are known, for a few of the oldest, because asking for all at once would make
-        some decisions slow."""
+        """Ask for the unknown paces of models, or for a few of the oldest if all are known.
+
+        To ask for all at once would make some decisions slow.
+        """
         now_ms = self._clock.monotonic_ms()
         due = [model for model in models if model not in self._paces]
         if not due:

@@ -1,4 +1,4 @@
-"""Close jobs and publish them: two services, because a blob store that is away must not keep other jobs from being closed."""
+"""The services that close and publish jobs, apart, so that jobs close while the blob store is away."""
 
 import asyncio
 
@@ -12,14 +12,14 @@ _NEVER_MS = 10**15
 
 
 class Closing:
-    """The service that lets jobs expire, and closes jobs of which nothing is in flight any more.
+    """The service that lets jobs expire, and closes jobs that have no call in flight any more.
 
-    When the store comes back after an outage, workers get the whole grace once more: they hold answers that the store does not have
-    yet, and a closed job would refuse them.
+    After an outage of the store, workers get the whole grace once more: they hold answers that the
+    store does not have yet, and a closed job would refuse them.
     """
 
     def __init__(self, store: Store, ship: Ship, publish_due: asyncio.Event, grace_ms: int, poll_ms: int) -> None:
-        """`grace_ms` is how long workers may take to let go of a job that closes."""
+        """Give workers `grace_ms` to release a job that closes."""
         self._store = store
         self._ship = ship
         self._publish_due = publish_due
@@ -39,8 +39,10 @@ class Closing:
 
 
 class Publishing:
-    """The services that publish closed jobs: the quick ones, and beside them, one of each tenant after the other, those whose results
-    must be written again."""
+    """The services that publish closed jobs: one for quick ones, one for those that rewrite results.
+
+    The second takes one job of each tenant after the other.
+    """
 
     def __init__(
         self, quick: Ship, long: Ship, me: Registration, publish_due: asyncio.Event, news: Wake, poll_ms: int
@@ -65,7 +67,7 @@ class Publishing:
             await self._publish(self._long, self._long_due)
 
     async def _publish(self, ship: Ship, due: asyncio.Event) -> None:
-        """Publish what is due; with nothing left, wait for the next look."""
+        """Publish the jobs that are due; if none is left, wait for the next look."""
         if await ship.publish_all(self._me.id):
             self._news.notify()
             return

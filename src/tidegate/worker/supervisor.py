@@ -1,4 +1,4 @@
-"""Run the services of one worker, and end the worker when one of them meets an internal error."""
+"""The supervisor of one worker's services, which ends the worker after an internal error."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -18,8 +18,12 @@ Service = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Supervisor:
-    """Runs services. `is_working` is true while new work may be taken and sent: the worker is not stopping, and nothing in it is
-    broken. `broken` names the internal error that ended this worker, and the service that met it."""
+    """The supervisor of services.
+
+    - `is_working` is true while new work may be taken and sent: the worker is neither stopping nor
+      broken.
+    - `broken` names the internal error that ended this worker, and its service.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -29,7 +33,8 @@ class Supervisor:
 
     def start(self, name: str, run: Service) -> None:
         """Run a service until `cancel_services`, and again after each failure."""
-        # The task reports the end of its service. The service is not wrapped, because each step of a runner would pass through the wrapper.
+        # The task itself reports its end. A wrapper would be slower, because each step of a runner
+        # would pass through it.
         self._begin(name, run, run())
 
     async def wait(self, stop: asyncio.Event) -> None:
@@ -42,11 +47,14 @@ class Supervisor:
                 task.cancel()
 
     def stop(self) -> None:
-        """Take and send nothing new from now on. The services go on, so that calls in flight come to their end."""
+        """Take and send no new work from now on.
+
+        The services go on, so that calls in flight can end.
+        """
         self.is_working = False
 
     async def cancel_services(self) -> None:
-        """Cancel every service."""
+        """Cancel all services."""
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -58,7 +66,10 @@ class Supervisor:
         task.add_done_callback(partial(self._end, name, run))
 
     def _end(self, name: str, run: Service, task: asyncio.Task[None]) -> None:
-        """Start a failed service again. An unforeseen failure breaks the worker; the calls in flight go on to their end."""
+        """Start a failed service again.
+
+        An unforeseen failure breaks the worker, whose calls in flight go on.
+        """
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if not isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""Find the item that kills its workers, without holding up the others.
+"""The search for an item that kills its workers, beside the other work.
 
 Slices that have lost three owners or more are suspects. A worker runs its suspects in groups:
 
@@ -6,14 +6,22 @@ Slices that have lost three owners or more are suspects. A worker runs its suspe
 2. the rest of those, but for a few,
 3. all others at once.
 
-All other slices run beside them. A group that ends is innocent. When a group is lost with its worker, the next worker begins with it,
-so each loss halves it. A single item that lost many owners is run alone: nothing else is in flight from its worker, and the store is
-notified before the item is sent. Only losses of that kind can fail an item, and from the second on only if another item was run alone
-in between and survived. So workers that are killed from outside fail no item.
+All other slices run beside them. A group that ends is innocent. If a group is lost with its worker,
+the next worker begins with half of it.
 
-An item that runs alone stops all other work. So a worker with other work spends a tenth of its time on trials: before the first it ends
-nine times as many calls as a trial displaces, and between two trials it works nine times as long as the last one stopped it, at most a
-minute each time. The item goes back until then. In a worker without other work it runs at once.
+A single item that lost many owners runs alone: its worker has no other call in flight, and the
+store knows of the item before it is sent. Only such losses can fail an item, and the second and
+later ones count only if another item ran alone in between and its worker survived. So workers that
+are killed from outside fail no item.
+
+An item that runs alone stops all other work, so a worker with other work spends a tenth of its time
+on trials:
+
+- Before the first trial it ends nine times as many calls as a trial displaces.
+- Between two trials it works nine times as long as the last one stopped it, at most a minute.
+- The item goes back to the store until then.
+
+In a worker without other work the item runs at once.
 """
 
 import asyncio
@@ -36,16 +44,19 @@ from tidegate.worker.registration import Registration
 
 log = structlog.get_logger()
 
-# A single suspect that lost fewer owners runs beside others: running it alone stops all other calls of its worker.
+# A single suspect that lost fewer owners runs beside others, because running alone stops all other
+# calls.
 ALONE_AFTER = 4
 REST_S_MAX = 60.0
 REST_SHARE = 9
-# A trial takes the time of three calls: first those in flight end, then the item of the check runs, then the suspect.
+# A trial takes the time of three calls: those in flight end, then the check's item runs, then the
+# suspect.
 FIRST_ROUNDS = REST_SHARE * 3
 _LOOK_AGAIN_S = 1.0
 _POLL_S = 0.02
 _CHECK_WAIT_S = 2.0
-# How long only an innocent item is looked for: with two culprits, each could become the other's check.
+# For this long only innocent items are taken for a check: of two culprits, each could be the
+# other's check.
 _INNOCENT_WAIT_S = 1.0
 _RETRY_S = 0.5
 
@@ -65,13 +76,13 @@ class Trial:
         me: Registration,
         lease_wake: Listener,
     ) -> None:
-        """`lease_wake` makes the worker lease what it can now."""
+        """Search in the leased work; `lease_wake` makes the worker lease at once."""
         self._store = store
         self._leased_work = leased_work
         self._recorder = recorder
         self._me = me
         self._lease_wake = lease_wake
-        # True when suspects were seen that are not known to be gone. Otherwise leasing need not ask this trial anything.
+        # True while there may be suspects. Otherwise leasing need not ask this trial.
         self.is_on = False
         self._stage = _Stage.HALF
         self._level = 0
@@ -86,13 +97,16 @@ class Trial:
         self._shut_at_s = 0.0
 
     def begin_again(self) -> None:
-        """Forget what was survived, because a new incarnation or a new search begins."""
+        """Forget the groups that ended, because a new incarnation or a new search begins."""
         self._stage, self._level, self._has_sent = _Stage.HALF, 0, False
         self._group.clear()
 
     @property
     def hides_suspects(self) -> bool:
-        """True when this worker takes no suspects now: it holds a group of them, or looks for an innocent item to check."""
+        """Return whether this worker takes no suspects now.
+
+        It does not while it holds a group of them, or looks for an innocent item for a check.
+        """
         if self.wants_check:
             return not self._takes_suspect
         return bool(self._group) and self._stage is not _Stage.ALL
@@ -107,19 +121,20 @@ class Trial:
             if not self._group:
                 self.begin_again()
                 self.is_on = self._alone is not None
-            # A suspect that became ready since the look was not counted: the next look halves with it.
+            # A suspect that became ready since the look was not counted. The next look counts it.
             return len(self._group)
         self.is_on = True
         if seen.level > self._level:
             self.begin_again()
         elif self._stage is _Stage.REST and seen.level < self._level:
             self._stage = _Stage.ALL
-        # Worse suspects may come later, of a model that had no room or was resting: those are halved again.
+        # Worse suspects may come later, from a model that had no room or was resting. They are
+        # halved again.
         self._level = seen.level
         return self._bound(seen)
 
     def bounds(self, seen: Suspects) -> SuspectBounds:
-        """Return how many suspects may be leased now, and whether slices that never lost an owner wait while a culprit is searched for."""
+        """Return how many suspects may be leased, and whether other slices wait for the search."""
         return SuspectBounds(self.suspects_max(seen), keeps_rest=seen.is_searching and not self.wants_check)
 
     def _bound(self, seen: Suspects) -> int:
@@ -131,7 +146,10 @@ class Trial:
         return min(bound, kept) if seen.out_level == seen.level else bound
 
     def begin_group(self, leased: list[LeasedSliceState]) -> None:
-        """Add slices that were leased and of which nothing was sent yet. A single suspect that lost many owners goes alone."""
+        """Add the suspects among fresh leased slices.
+
+        A single one that lost many owners will run alone.
+        """
         self._group.update(state for state in leased if state.slice.lost_count >= SUSPECT_AFTER)
         if self.hides_suspects and len(self._group) == 1 and self._alone is None:
             (only,) = self._group
@@ -150,7 +168,7 @@ class Trial:
         self._alone_wanted.set()
 
     def _rests_s(self, now_s: float) -> float:
-        """Return how long this worker works on before it runs an item alone, estimated from its pace."""
+        """Return how long this worker must work before it runs an item alone, by its pace."""
         if self._rests_until_s is not None:
             return self._rests_until_s - now_s
         if self._begun_s is None:
@@ -163,13 +181,16 @@ class Trial:
         return min(max(left_s, _LOOK_AGAIN_S), REST_S_MAX - worked_s)
 
     def end_slice(self, state: LeasedSliceState) -> bool:
-        """Note that this slice has nothing more to do here. Return True when the whole group has ended, so that the next one may be
-        larger."""
+        """Note that the work on this slice is done here.
+
+        Return True if the whole group has ended, so that the next one may be larger.
+        """
         if state not in self._group:
             return False
         self._group.discard(state)
-        # A group of another model may have held none of the worst suspects, and then says nothing about these. Nor does a slice that is
-        # given up, because it was not sent; the others are looked for at once.
+        # A group without the worst suspects, perhaps of another model, proves nothing about them.
+        # Nor
+        # does a slice that is given up, because it was not sent; the search goes on at once.
         is_given_up = _alone_losses(state) >= ALONE_LOSSES_MAX
         is_worst = state.slice.lost_count >= self._level
         self._has_sent = self._has_sent or (state.sent_to > 0 and is_worst and not is_given_up)
@@ -182,7 +203,7 @@ class Trial:
         return True
 
     async def run(self) -> None:
-        """Run items alone that must go alone, without end."""
+        """Run the items that must run alone, without end."""
         self._begun_s = asyncio.get_running_loop().time()
         while True:
             await self._alone_wanted.wait()
@@ -208,8 +229,11 @@ class Trial:
         await self._say(None)
 
     async def _check(self, suspect: LeasedSliceState) -> bool:
-        """Run another item alone first, the least suspected one. Return True when a model server answered it and the worker survived
-        that; False when there is none, or when it was not sent after all, because a budget was spent or its model is not served."""
+        """Run another item alone first, the least suspected one.
+
+        Return True if a model server answered it. Return False if there is no other item, or if it
+        was not sent, for example because of a spent budget.
+        """
         others = await self._others(suspect)
         log.info("item_check_started", others=len(others))
         if not others:
@@ -218,8 +242,10 @@ class Trial:
         return await self._say(entry) and await self._flies(entry) and entry[0].answered_number == entry[1].number
 
     async def _others(self, suspect: LeasedSliceState) -> list[tuple[LeasedSliceState, Item]]:
-        """Return the items that wait here besides the suspect. When there are none, lease one more slice: an innocent one, or after a
-        while a suspect."""
+        """Return the items that wait here besides the suspect.
+
+        If there are none, lease one more slice: an innocent one, or after a while a suspect.
+        """
         loop = asyncio.get_running_loop()
         begin_s = loop.time()
         try:
@@ -235,7 +261,10 @@ class Trial:
             self.wants_check = self._takes_suspect = False
 
     async def _flies(self, entry: tuple[LeasedSliceState, Item]) -> bool:
-        """Send this item alone, and wait until its outcome is committed. Return False when it could not be sent soon."""
+        """Send this item alone and wait until its outcome is committed.
+
+        Return False if it could not be sent soon.
+        """
         state, _ = entry
         self._leased_work.admit(entry)
         loop = asyncio.get_running_loop()
@@ -253,7 +282,7 @@ class Trial:
         return True
 
     async def _say(self, entry: tuple[LeasedSliceState, Item] | None, *, is_checked: bool = False) -> bool:
-        """Let the store know which item runs alone now. Return False when this incarnation is over."""
+        """Tell the store which item runs alone now. Return False if this incarnation is over."""
         item = (entry[0].slice.job_id, entry[1].number) if entry else None
         worker_id = self._me.id
         while worker_id == self._me.id:
@@ -270,11 +299,11 @@ def _alone_losses(state: LeasedSliceState) -> int:
 
 
 def _goes_alone(state: LeasedSliceState) -> bool:
-    """Return whether this slice is a single item that is suspected enough to be run alone, and not given up yet."""
+    """Return whether this slice is one item that lost enough owners to run alone, not given up yet."""
     leased = state.slice
     return leased.count == 1 and leased.lost_count >= ALONE_AFTER and _alone_losses(state) < ALONE_LOSSES_MAX
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - many things can make it true, and it is waited for rarely
+    while not condition():  # noqa: ASYNC110 - many events can make it true, and waits are rare
         await asyncio.sleep(_POLL_S)

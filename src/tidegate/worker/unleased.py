@@ -18,8 +18,10 @@ LONG_MS = 60_000
 
 
 class Unleased:
-    """The models that wait, and since when, by this process's clock. `takes` returns whether the worker here is idle and has room for a
-    model."""
+    """The models that wait, and since when, by this process's clock.
+
+    `takes` returns whether the worker here is idle and has room for a model.
+    """
 
     def __init__(self, store: Store, clock: Clock, takes: Callable[[str], bool] | None) -> None:
         self._store = store
@@ -37,15 +39,14 @@ class Unleased:
             await asyncio.sleep(_LOOK_S)
 
     async def look(self) -> None:
-        """Ask which models wait, and set the metric of how long they have."""
+        """Ask which models wait, and set the metric of the longest wait."""
         now_ms = self._clock.monotonic_ms()
         waiting = await self._store.unleased_models(_MODELS_MAX)
         self._since_ms = {model: self._since_ms.get(model, now_ms) for model in waiting}
         metrics.ready_unleased_seconds.set((now_ms - min(self._since_ms.values(), default=now_ms)) / 1000)
 
     def trouble(self) -> str | None:
-        """Return why this process is not fit for work: its worker is idle and leaves work alone that it could take. None while nothing
-        is wrong."""
+        """Return a text if the worker is idle though work waits that it could take; None if not."""
         if self._takes is None:
             return None
         now_ms = self._clock.monotonic_ms()
@@ -55,5 +56,5 @@ class Unleased:
         return f"work that is ready has not been leased for {waited_ms / 1000:.0f} s; look at the log, then restart this process"
 
     def checks(self, worker_trouble: Callable[[], str | None] | None) -> dict[str, str | None]:
-        """Return what makes this process unfit beside its storage; empty where it has no worker."""
+        """Return the worker's troubles by the name of the check; empty if there is no worker."""
         return {} if worker_trouble is None else {"worker": worker_trouble(), "work": self.trouble()}

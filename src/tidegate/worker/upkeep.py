@@ -1,4 +1,4 @@
-"""Sweeps that every worker makes: two services, so that no slice of a lost worker waits for a blob store that deletes slowly."""
+"""The sweeps of all workers: two services, so that lost workers' slices do not wait for deletions."""
 
 import asyncio
 
@@ -17,10 +17,10 @@ _UPKEEP_EVERY = 12
 
 
 class Sweeping:
-    """The service that frees what lost workers held, and puts flows to sleep or wakes them.
+    """The service that frees the slices of lost workers, and puts flows to sleep or wakes them.
 
-    While the store was away no worker could beat. When it is back, workers get `beats_ms` to do so before any is declared gone:
-    otherwise their slices would be leased again although they hold the answers.
+    While the store was away no worker could beat. After that, workers get `beats_ms` to beat before
+    any is declared gone. Otherwise their slices would be leased again though they have the answers.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Sweeping:
 
     async def run(self) -> None:
         if self._was_away:
-            # Only a question, to know that the store is back.
+            # This question only finds out whether the store is back.
             await self._lost_workers.is_waiting()
             await asyncio.sleep(self._beats_ms / 1000)
             self._was_away = False
@@ -70,7 +70,7 @@ class Sweeping:
 
 
 class Upkeep:
-    """The service that removes what has outlived its time, joins extents and collects garbage, in small bounded passes."""
+    """The service of retention, joined extents and garbage collection, in small bounded passes."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The worker: the services that keep the road moving in one process.
 
-An item's way: `Leasing` adds it to `LeasedWork`, a `Runner` takes it from there through `Performer.perform` to `Recorder.record`, and
-when its job has its last outcome, `Publishing` ships the files. The worker keeps no state that another process could not find in the
-store.
+An item's way: `Leasing` adds it to `LeasedWork`, a `Runner` takes it from there through
+`Performer.perform` to `Recorder.record`, and when its job has its last outcome, `Publishing` ships
+the files. Another process can find all of a worker's state in the store.
 """
 
 import asyncio
@@ -113,8 +113,11 @@ class Worker:
         self._hand_back = HandBack(me, leases, self._leased_work, settler, self._recorder, lost_workers, grace_ms)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set or until an internal error. Then hand back unsent items, finish calls in flight and commit their
-        answers. Raise WorkerBroken after an internal error."""
+        """Work until `stop` is set or until an internal error.
+
+        Then hand back unsent items, finish calls in flight and commit their answers. Raise
+        WorkerBroken after an internal error.
+        """
         metrics.worker_broken.set(0)
         start = self._supervisor.start
         try:
@@ -146,7 +149,7 @@ class Worker:
 
     @property
     def broken(self) -> str | None:
-        """The internal error that ended this worker."""
+        """Return the internal error that ended this worker."""
         return self._supervisor.broken
 
     @property
@@ -154,11 +157,11 @@ class Worker:
         return self._leased_work.in_flight
 
     def is_idle_with_room(self, model: str) -> bool:
-        """Return whether no slice is held here though items of this model could be."""
+        """Return whether this worker holds no slice but would take items of this model."""
         return self._leased_work.slice_count == 0 and self._room.has_room(model)
 
     def trouble(self) -> str | None:
-        """Return why this worker takes no new work, in words; None while nothing is wrong."""
+        """Return why this worker takes no new work; None if it does."""
         if self.broken:
             return f"ends after an internal error: {self.broken}"
         if self._recorder.failing:
