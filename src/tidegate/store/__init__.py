@@ -1,1 +1,1 @@
-"""The store: `schema.sql`, `queries/` and one Store over two drivers, SQLite and PostgreSQL."""
+"""The store: `schema.sql`, `queries/`, and one Store over drivers for SQLite and PostgreSQL."""

@@ -1,4 +1,4 @@
-"""Read the bytes of a file: its extents page by page, never a file in memory."""
+"""Reading of a file's bytes, by pages of its extents, so that no whole file is in memory."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,9 +11,11 @@ EXTENTS_PAGE_COUNT = 64
 
 
 async def file_bytes(store: Store, blobs: Blobs, file_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
-    """The bytes of a file from one place up to another.
+    """Yield the bytes of a file from `start` up to `end`.
 
-    Extents may be copied together while this reads, and their old blobs collected: then the list is read again, from where it was."""
+    Extents may be compacted meanwhile and their old blobs collected. Then the list of extents is
+    read again, from the place that was reached.
+    """
     at, missed_at = start, -1
     while at < end:
         extents = await store.list_extents(file_id, at, EXTENTS_PAGE_COUNT)

@@ -1,9 +1,15 @@
-"""The Limits port answered by the store: the truth about budgets and slots, and the default.
+"""The Limits port over the store, which holds the truth about budgets and slots.
 
-Debits that several callers of one process ask at the same time go in one transaction; settlements too. The grant of a caller that went away
-is given back. A debit whose commit is unknown is released, under its number, before the next one, or soon when there is none. Settlements
-that could not be entered, or may have been, are sent again under their number before any others: the store counts them once. So nothing is
-given back twice, and neither money nor tokens stay set aside for ever.
+This is the default.
+
+- Debits of several callers at the same time go in one transaction, and so do settlements.
+- The grant of a caller that went away is given back.
+- A debit whose commit is unknown is released under its number before the next debit, or soon if
+  there is none.
+- Settlements that failed, or may have been written, are sent again under their number before any
+  others. The store counts each number once.
+
+So nothing is given back twice, and neither money nor tokens stay reserved for ever.
 """
 
 import asyncio
@@ -22,8 +28,11 @@ _RELEASE_AGAIN_S = 1.0
 
 
 class StoreLimits:
-    """Limits kept in the store. `writer` is a name that no other process has. `holder` is the incarnation whose calls they are, asked each
-    time; calls without one count as in flight for an hour."""
+    """The limits in the store.
+
+    `writer` is the unique name of this process. `holder` returns the incarnation that makes the
+    calls; calls without one count as in flight for an hour.
+    """
 
     def __init__(self, store: Store, writer: str, holder: Callable[[], str] = lambda: "") -> None:
         self._store = store
@@ -37,7 +46,7 @@ class StoreLimits:
         self._doubtful: DebitAttempt | None = None
         self._settling = asyncio.Lock()
         self._to_settle: list[Settlement] = []
-        # What was sent under the last number, until it is known to be entered.
+        # The settlements that were sent under the last number, until they are known to be written.
         self._sent: list[Settlement] = []
         self._number = 0
 
@@ -45,7 +54,7 @@ class StoreLimits:
         if not asks:
             return []
         for ask in asks:
-            # One that cannot be meant fails its own caller, not those whose asks go in the same transaction.
+            # A wrong request fails only its own caller, not the others in the same transaction.
             check(ask)
         answer: asyncio.Future[list[Grant]] = asyncio.get_running_loop().create_future()
         self._asked.append((asks, answer))
@@ -55,7 +64,7 @@ class StoreLimits:
         return await answer
 
     async def _debit_all(self) -> None:
-        """One transaction after the other, each for everything that was asked meanwhile."""
+        """Run one transaction after the other, each for all debits that were asked meanwhile."""
         while self._asked or self._doubtful is not None:
             if not self._asked:
                 await self._release_soon()
@@ -87,7 +96,7 @@ class StoreLimits:
                     answer.set_result(mine)
 
     async def _debit_once(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
-        # The number of a later debit would pass for that of the doubtful one.
+        # Once a later number is used, the doubtful debit could not be released any more.
         await self._release()
         self._debit_number += 2
         attempt = DebitAttempt(asks, f"{self._writer} debits", self._debit_number, self._holder())
@@ -105,13 +114,16 @@ class StoreLimits:
         except StoreUnavailable:
             raise
         except Exception:
-            # It would fail each time, and nothing behind it would ever be asked.
+            # It would fail each time and block all later debits.
             self._doubtful = None
             raise
         self._doubtful = None
 
     async def _release_soon(self) -> None:
-        """Release the doubtful debit, or wait a little: for the store, or for a debit that does it first."""
+        """Release the doubtful debit.
+
+        If the store is away, wait a little, or until the next debit.
+        """
         self._asked_more.clear()
         try:
             await self._release()
@@ -132,7 +144,7 @@ class StoreLimits:
                 except StoreUnavailable as error:
                     raise _explained(error) from error
                 except Exception:
-                    # It would fail each time, and nothing behind it would ever be entered.
+                    # It would fail each time and block all later settlements.
                     self._sent = []
                     raise
                 self._sent = []

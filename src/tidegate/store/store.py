@@ -1,6 +1,6 @@
-"""The Store: every verb about what Tidegate remembers, over either driver.
+"""The Store: all verbs about what Tidegate remembers, over either driver.
 
-It knows the domain's nouns and the names of statements; it does not know which database answers.
+It knows the domain's nouns and the names of statements, but not which database answers.
 """
 
 from functools import partial
@@ -61,25 +61,31 @@ class Store(
     """One Store over one driver."""
 
     def __init__(self, driver: Driver, schema: StoreSchema | None = None, witness: ChangeWitness | None = None) -> None:
-        """`schema` is that of another version of the program, for tests that run two side by side."""
+        """Create a store.
+
+        Tests that run two versions side by side pass another version's `schema`.
+        """
         super().__init__(driver, witness)
         self._driver: Driver = driver
         self.dialect = driver.dialect
         self._schema = schema or current_schema()
 
     def audited(self, note: AuditNote) -> "Store":
-        """Return this store, whose writes note themselves as this change."""
+        """Return this store with writes that are noted in the audit as this change."""
         return Store(self._driver, self._schema, AuditWitness(note))
 
     @reads
     async def now_ms(self, tx: Tx) -> int:
-        """The database's clock."""
+        """Return the time of the database's clock."""
         row = await tx.one("now")
         assert row is not None
         return int(row[0])
 
     async def look_at_clock(self) -> None:
-        """Take a step of the store's clock out of its time. A process that works does so every second, and before it sweeps."""
+        """Take a step of the store's clock out of its time.
+
+        A process that works does so every second, and before it sweeps.
+        """
         await self._driver.look_at_clock()
 
     @property
@@ -88,17 +94,22 @@ class Store(
         return self._schema.version
 
     async def schema_version(self) -> int:
-        """Return the version of this database's schema; 0 when it is empty."""
+        """Return the version of this database's schema; 0 if it is empty."""
         return version_of(await self._driver.schema_stamps())
 
     async def migrate(self) -> list[int]:
-        """Bring the database to this program's schema; safe to call from many processes at once. Return which versions ran.
+        """Bring the database to this program's schema. Return which versions ran.
 
-        A newer database that this program can work with is left as it is."""
+        Many processes may call this at once. A newer database that this program can work with is
+        not changed.
+        """
         return await self._driver.migrate(partial(self._schema.missing, self.dialect))
 
     async def require_schema(self) -> None:
-        """Refuse a database that this program cannot work with; wait first while another process migrates it."""
+        """Refuse a database that this program cannot work with.
+
+        Wait first while a process migrates it.
+        """
         stamps = await self._driver.schema_stamps()
         if version_of(stamps) < self._schema.version:
             stamps = await self._driver.schema_stamps(is_settled=True)

@@ -1,1 +1,1 @@
-"""Under the verbs: two drivers, one SQL text, the schema and its steps, the clock, rows and tables."""
+"""The layer under the verbs: two drivers, one SQL text, the schema, the clock, rows and tables."""

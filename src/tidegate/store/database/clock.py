@@ -1,4 +1,7 @@
-"""What both drivers do alike about the store's time: read its row, write down a step, and jump after a clock that was set forward."""
+"""The parts of the store's time that both drivers share.
+
+They read its row, write down a step, and follow a clock that was set forward.
+"""
 
 from typing import NamedTuple
 
@@ -15,7 +18,7 @@ log = structlog.get_logger()
 
 
 class ClockRow(NamedTuple):
-    """The row of `clock`, with the two times at which it was read."""
+    """The row of `clock`, with the store's time and the wall time at which it was read."""
 
     now: int
     wall: int
@@ -33,14 +36,17 @@ class ClockRow(NamedTuple):
 
 
 class Boot(NamedTuple):
-    """Which start of which machine, and how long ago: comparable between processes of one start only."""
+    """A start of a machine, and the time since.
+
+    Only processes of the same start can compare these.
+    """
 
     id: str = ""
     ms: int = 0
 
 
 async def read_clock(tx: Tx) -> ClockRow:
-    """Read the row, which the first that looks makes."""
+    """Read the row. The first process that looks makes it."""
     row = await tx.one("clock_look")
     if row is None:
         await tx.all("clock_begin")
@@ -50,7 +56,7 @@ async def read_clock(tx: Tx) -> ClockRow:
 
 
 async def set_clock(tx: Tx, steady: Steady, now: int, boot: Boot) -> None:
-    """Write down how the store's time is read from now on."""
+    """Write how the store's time is read from now on."""
     await tx.all(
         "clock_set",
         ticked_at=now,
@@ -63,12 +69,12 @@ async def set_clock(tx: Tx, steady: Steady, now: int, boot: Boot) -> None:
 
 
 async def tick(tx: Tx, now: int, boot: Boot) -> None:
-    """Note that somebody looked."""
+    """Note that a process looked at the clock."""
     await tx.all("clock_tick", ticked_at=now, boot_id=boot.id, boot_ms=boot.ms)
 
 
 async def move_along(tx: Tx, jump_ms: int) -> None:
-    """The store's time is about to jump ahead: no lease or wait ends and no rate window opens by that."""
+    """Move leases, waits and rate windows along with a jump of the store's time."""
     await tx.all("clock_move_workers", jump_ms=jump_ms)
     await tx.all("clock_move_slices", jump_ms=jump_ms, forever=FOREVER_MS)
     await tx.all("clock_move_attempts", jump_ms=jump_ms)
@@ -83,7 +89,7 @@ async def move_along(tx: Tx, jump_ms: int) -> None:
 
 
 def say_stepped(step_ms: int, steady: Steady) -> None:
-    """Tell the operator: a machine whose clock is set while it works needs a look."""
+    """Log a step: an operator should check a machine whose clock is set while it works."""
     log.warning(
         "store_clock_stepped",
         step_ms=step_ms,

@@ -1,7 +1,7 @@
-"""Room on the disk that is kept beside an embedded store for what frees room: deletes, cancels, sweeps and a start.
+"""Reserved disk room of an embedded store, for deletes, cancels, sweeps and a start.
 
-The room is a file of allocated bytes. A full disk gives some of them up for one transaction, which then takes back what it did not need.
-Everything here blocks and is meant for the writer's thread.
+The room is a file of allocated bytes. On a full disk a transaction gives some of them up, and then
+takes back what it did not need. Everything here blocks and is meant for the writer's thread.
 """
 
 import contextlib
@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RESERVE_BYTES = 8 << 20
-# Given up at a time: other processes may take what is given up, so it is little.
+# How much is given up at a time. It is little, because other processes may take it.
 STEP_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 
 
 class DiskReserve:
-    """One file beside the database. Several processes may share it: each goes by its size."""
+    """The file of reserved bytes beside the database.
+
+    Several processes may share it by its size.
+    """
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(database.name + ".reserve")
@@ -28,35 +31,35 @@ class DiskReserve:
             return 0
 
     def give_up(self) -> bool:
-        """Give a step of the room back to the disk; False when nothing is left."""
+        """Give one step of the reserve back to the disk; False if none is left."""
         size = self.size_bytes()
         if size == 0:
             return False
         try:
             with self._opened(os.O_RDWR) as fd:
                 os.ftruncate(fd, max(0, size - STEP_BYTES))
-                # Some file systems hand room out again only when it is durable that it was given up.
+                # Some file systems reuse the room only after the change is durable.
                 os.fsync(fd)
         except OSError:
             return False
         return True
 
     def make_room(self) -> None:
-        """Give a step up where the disk has less room left than that."""
+        """Give one step up if the disk has less room than a step."""
         if self._free_bytes() < STEP_BYTES:
             self.give_up()
 
     def take_back(self, size_bytes: int) -> None:
-        """Grow to this size again, as far as there is room."""
+        """Grow to this size again, as far as the disk has room."""
         self._grow(size_bytes, keep_free=0)
 
     def fill(self) -> None:
-        """Grow to the full size, as far as a step more stays free: a start that needed it must not lose it at once."""
+        """Grow to the full size, but leave one step free, which a start may need."""
         if self.size_bytes() < RESERVE_BYTES:
             self._grow(RESERVE_BYTES, keep_free=STEP_BYTES)
 
     def _grow(self, size_bytes: int, *, keep_free: int) -> None:
-        # Without this call of the system, or without room, there is no reserve, and all else is as before.
+        # Without this system call, or without room, the store works without a reserve.
         if not hasattr(os, "posix_fallocate"):
             return
         with contextlib.suppress(OSError), self._opened(os.O_RDWR | os.O_CREAT) as fd:

@@ -1,7 +1,8 @@
-"""PostgreSQL through asyncpg: a pool, a reserved connection for heartbeats, time-outs on everything, and reconnects.
+"""PostgreSQL through asyncpg: a pool, a connection for heartbeats, time-outs and reconnects.
 
-No session state is relied on, and everything happens inside transactions, so a transaction-mode pooler may stand between. The server
-has time-outs too: a process that is paused or cut off in the middle of a transaction must not hold a job's row for ever.
+Nothing depends on session state and everything happens inside transactions, so a transaction-mode
+pooler may stand between. The server has time-outs too: a process that is paused or cut off in a
+transaction must not lock a job's row for ever.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ _TYPES = {str: "text", int: "bigint", bytes: "bytea"}
 
 
 def _type_of(column: list[Any]) -> str:
-    """A column that holds nothing at all is one of numbers: no other may be empty."""
+    """Return the type of a column. A column of nulls is one of numbers: only those may be null."""
     return next((_TYPES[type(value)] for value in column if value is not None), "bigint")
 
 
@@ -84,7 +85,7 @@ class PostgresTx:
             return []
         if not statements()[query].is_insert:
             return await self._connection.fetchmany(_sql(query)[0], rows)  # type: ignore[no-any-return]
-        # One statement with arrays instead of one execution per row: a tenth of the server's work.
+        # One statement with arrays costs the server a tenth of one execution for each row.
         columns = [list(column) for column in zip(*rows, strict=True)]
         sql = _bulk_sql(query, tuple(map(_type_of, columns)))
         return await self._connection.fetch(sql, *columns)  # type: ignore[no-any-return]
@@ -98,8 +99,11 @@ class PostgresTx:
             await self._connection.copy_records_to_table(table, columns=columns, records=some, timeout=_BULK_TIMEOUT_S)
 
     async def _in_parts(self, rows: Iterable[Sequence[Any]]) -> AsyncIterator[list[Sequence[Any]]]:
-        """So many rows at once that the way there and back costs little and memory is bounded. Only really many rows are given more time:
-        a transaction that is paused here holds its locks for as long."""
+        """Yield the rows in parts, large enough that round trips cost little, with bounded memory.
+
+        Only very many rows get more time: a transaction that is paused here keeps its locks for as
+        long.
+        """
         left, is_allowed = iter(rows), False
         while some := list(islice(left, _BULK_ROWS_MAX)):
             if not is_allowed and len(some) > _BULK_ROWS_MIN:
@@ -109,11 +113,17 @@ class PostgresTx:
 
 
 class _DoubtfulClock(Exception):
-    """The database's clock is not where it was a moment ago: somebody must look at it first. Nothing was written."""
+    """Raised if the database's clock was perhaps set: it must be looked at first.
+
+    Nothing was written.
+    """
 
 
 class _SessionLost(Exception):
-    """A session ended before anything of its transaction could be committed: the transaction may begin again in another one."""
+    """Raised if a session ended before its transaction could commit.
+
+    Another session may run it again.
+    """
 
 
 class PostgresDriver:
@@ -128,10 +138,14 @@ class PostgresDriver:
         pooler: str,
         steady_ms: Callable[[], float] | None = None,
     ) -> None:
-        """`steady_ms` is a clock that cannot be set; without it the database's clock is believed whatever it shows."""
+        """Create a driver. `steady_ms` is a clock that cannot be set.
+
+        Without it the database's clock is trusted, whatever it shows.
+        """
         self._pool_size = pool_size
         self._timeout_s = statement_timeout_ms / 1000
-        # Nearly every statement reads a few rows by index: planning it each time, or compiling it, takes longer than running it.
+        # Nearly all statements read a few rows by index: planning or compiling one takes longer
+        # than its run.
         self._limits = {
             "statement_timeout": str(statement_timeout_ms),
             "idle_in_transaction_session_timeout": str(statement_timeout_ms),
@@ -164,7 +178,7 @@ class PostgresDriver:
         return self._clock is not None and self._clock.is_watched
 
     async def _write_unchecked(self, body: Body[T]) -> T:
-        """Run what corrects the clock, which must not wait until the clock is right."""
+        """Run a body that corrects the clock, without a check of the clock."""
         return await self._retried(lambda: self._write_in_pool(body, is_checked=False))
 
     async def beat(self, body: Body[T]) -> T:
@@ -211,9 +225,12 @@ class PostgresDriver:
         return await self._between_migrations(run, read_only=False)
 
     async def _between_migrations(self, act: Callable[[Any], Awaitable[T | None]], *, read_only: bool) -> T:
-        """Act in a transaction; None means that another process migrates, so ask again a little later.
+        """Act in a transaction.
 
-        Asking again, instead of waiting inside the transaction, leaves a pooler's few connections to the process that migrates.
+        If the result is None, another process migrates: ask again a little later.
+
+        Asking again, instead of waiting inside the transaction, leaves a pooler's few connections
+        to the process that migrates.
         """
 
         async def run() -> T | None:
@@ -246,8 +263,11 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Any]:
-        """Take a connection of the pool. After one whose session had ended, none that was open then is taken any more: when one session was
-        ended, others were too, or are about to be."""
+        """Take a connection of the pool.
+
+        If its session turns out to have ended, all connections of that time are dropped: their
+        sessions probably ended too, or soon will.
+        """
         pool, left_count = await self._opened(), self._left_count
         try:
             async with pool.acquire(timeout=self._timeout_s) as connection:
@@ -259,8 +279,11 @@ class PostgresDriver:
             raise
 
     async def _transact(self, connection: Any, body: Body[T], *, is_checked: bool) -> T:
-        """Run the body and commit. One question begins the transaction, sets time-outs where a pooler keeps none, and checks the clock:
-        nothing is written by a clock that has just been set."""
+        """Run the body and commit.
+
+        One round trip begins the transaction, sets time-outs if a pooler would lose them, and
+        checks the clock, so that nothing is written with a clock that was just set.
+        """
         words = ["begin isolation level read committed", self._prelude, "select assert_clock()" if is_checked else ""]
         may_be_committed = False
         try:
@@ -269,7 +292,7 @@ class PostgresDriver:
             may_be_committed = True
             await connection.execute("commit")
         except BaseException as error:
-            # What cannot be rolled back here is so when the connection goes back to the pool, or ends.
+            # If this fails, the rollback happens when the connection returns to the pool, or ends.
             with suppress(
                 asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError
             ):
@@ -310,10 +333,12 @@ class PostgresDriver:
         return connection
 
     async def _limit_session(self, connection: Any) -> None:
-        """Set what ends a transaction whose process was paused, so that it does not hold a job's row for ever.
+        """Set the time-outs that end the transaction of a paused process, with its locks.
 
-        A process that stopped between the messages of one statement is not idle to the server, and a server that waits for a message
-        ignores the statement's time-out: only the transaction's own ends that one. An older server refuses a connection that names it."""
+        A process that stopped between the messages of one statement does not count as idle, and a
+        server that waits for a message ignores the time-out of statements. Only the time-out of
+        transactions ends that one. An older server refuses a connection that names it.
+        """
         is_known = connection.get_server_version() >= _TRANSACTION_TIMEOUT_SINCE
         limit = self._limits["idle_in_transaction_session_timeout"]
         if self._pooled:
@@ -323,8 +348,13 @@ class PostgresDriver:
             await connection.execute(f"set transaction_timeout = {limit}")
 
     async def _retried(self, run: Callable[[], Awaitable[T]]) -> T:
-        """A deadlock, a serialisation failure, a plan that a migration outdated or a clock in doubt has rolled back for certain: run
-        again. So has a session that ended before its commit: run once more in another. Anything else is for the caller to replay."""
+        """Run a transaction again after errors that have certainly rolled it back.
+
+        - A deadlock, a serialization failure, a plan that a migration outdated, or a clock in
+          doubt: run it again, several times.
+        - A session that ended before its commit: run it once more in another session.
+        - Anything else: the caller must decide.
+        """
         was_lost = False
         for attempt in range(_RETRIES_MAX):
             try:
@@ -359,14 +389,15 @@ class PostgresDriver:
 
 
 _ROLLED_BACK = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
-# What an ended session says, to a statement that is under way or that is tried on it.
+# The errors of a session that has ended, for a statement that is under way or that is begun.
 _LOST = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InterfaceError,
-    # Raised before anything is sent, where the last words of the session were read and its end was not: on uvloop these are two steps.
+    # Raised before anything is sent, if the session's last message was read but not its end (two
+    # steps on uvloop).
     asyncpg.InternalClientError,
     ConnectionError,
 )
@@ -397,21 +428,26 @@ def _unavailable(error: BaseException | None) -> StoreUnavailable:
 
 
 async def _keep_session(connection: Any) -> None:
-    """A connection that goes back to the pool holds nothing to reset: whatever a transaction sets or locks ends with it. What is still
-    open is rolled back before this is asked; the pool's own way would cost every transaction one more question."""
+    """Do nothing when a connection returns to the pool: its transaction left nothing to reset.
+
+    The pool rolls back an open transaction before it calls this. The pool's own reset would cost
+    each transaction one more round trip.
+    """
 
 
 async def _allow_time(connection: Any, seconds: int = _BULK_TIMEOUT_S) -> None:
-    """This one transaction may take long."""
+    """Raise the time-outs of this one transaction."""
     words = [f"set local statement_timeout = {seconds * 1000}"]
     if connection.get_server_version() >= _TRANSACTION_TIMEOUT_SINCE:
-        # Its clock runs since the transaction began, and another limit does not move it: it must be stopped and started again.
+        # This time-out counts from the transaction's begin, and a new value does not move that:
+        # restart it.
         words += ["set local transaction_timeout = 0", f"set local transaction_timeout = {seconds * 1000}"]
     await connection.execute("; ".join(words))
 
 
 async def _stamps(connection: Any) -> Mapping[str, str]:
-    # Read as a table: to_regclass would answer from a cache that waiting for the migration lock does not refresh.
+    # Read as a table: to_regclass uses a cache that is not refreshed by the wait for the migration
+    # lock.
     present = "select 1 from pg_catalog.pg_tables where schemaname = current_schema() and tablename = 'meta'"
     if await connection.fetchval(present) is None:
         return {}
@@ -419,7 +455,7 @@ async def _stamps(connection: Any) -> Mapping[str, str]:
 
 
 async def _refuse_unsafe(pool: Any) -> None:
-    """Refuse a database that may forget what it committed: it cannot keep our promises."""
+    """Refuse a database that may lose committed transactions."""
     asked = ", ".join(f"current_setting('{setting}')" for setting in _SAFE_WHEN_ON)
     async with pool.acquire() as connection, connection.transaction(readonly=True):
         found = await connection.fetchrow(f"select {asked}")

@@ -1,8 +1,12 @@
-"""PostgreSQL's share of the store's time: its clock may be set under many processes, and no session of it has another to compare with.
+"""The store's time on PostgreSQL, whose clock may be set while many processes use it.
 
-Every process looks once a second. The looks leave notes in one row, so the age of the last note is small unless a clock stepped or none
-looked. Which of the two it was the process knows from its own clock, which cannot be set. A step is taken out by replacing now_ms():
-numbers in its text cost a statement nothing, and plans that were made with the old ones are made again.
+No session of the database has another clock to compare with, so the processes watch it:
+
+- Each process looks once a second and leaves a note in one row. So the last note is new, unless the
+  clock stepped or no process looked.
+- A process knows which of the two it was from its own clock, which cannot be set.
+- A step is taken out by replacing the function now_ms(). Numbers in its text cost a statement
+  nothing, and plans that were made with the old ones are made again.
 """
 
 import asyncio
@@ -24,7 +28,7 @@ from tidegate.store.database.driver import Body, Tx
 
 Write = Callable[[Body[ClockRow]], Awaitable[ClockRow]]
 
-# What assert_clock() raises.
+# The SQLSTATE that assert_clock() raises.
 DOUBTFUL_CLOCK = "TG001"
 _NO_BOOT = Boot()
 _CLOCK_LOCK = 7_308_327_417_366
@@ -38,11 +42,14 @@ class PostgresClock:
 
     @property
     def is_watched(self) -> bool:
-        """Whether this process looks at the clock, so that it can tell a step from time that passed."""
+        """Return whether this process looks at the clock, and so can tell a step from passed time."""
         return self._before is not None
 
     async def look(self, write: Write) -> None:
-        """Take a step of the database's clock out of the store's time; `write` must not wait until the clock is right."""
+        """Take a step of the database's clock out of the store's time.
+
+        `write` must not check the clock.
+        """
         async with self._turn:
             asked_ms = self._steady_ms()
             row = await write(_note_look)
@@ -52,10 +59,11 @@ class PostgresClock:
             self._before = Look(row.now, asked_ms, self._steady_ms())
 
     async def _correct(self, tx: Tx) -> ClockRow:
-        """Decide alone, under a lock, what the doubtful moment is; says what is read afterwards."""
+        """Decide under a lock what time it is, and return the row as it is read afterwards."""
         asked_ms = self._steady_ms()
         connection: Any = tx._connection  # type: ignore[attr-defined]
-        # Before the row is touched: only a table that this transaction has not used yet is read with functions as they are now.
+        # Lock before the row is read: only a table that is new to this transaction is read with the
+        # current functions.
         await connection.execute("select pg_advisory_xact_lock($1)", _CLOCK_LOCK)
         row = await read_clock(tx)
         if is_to_follow(row.steady, row.now, row.stepped_at):
@@ -68,7 +76,7 @@ class PostgresClock:
         step = 0 if self._before is None else step_between(self._before, Look(row.now, asked_ms, self._steady_ms()))
         now = max(row.now - step, row.ticked_at)
         if now == row.now:
-            # Time did pass, and no process looked.
+            # The time did pass, and no process looked.
             await tick(tx, now, _NO_BOOT)
             return row
         done = await _replace_clock(tx, connection, row, now)
@@ -91,7 +99,7 @@ async def _replace_clock(tx: Tx, connection: Any, row: ClockRow, now: int) -> Cl
 
 
 def _now_function(steady: Steady) -> str:
-    """The function that reads the store's time as core/store_clock.py does; the numbers are ours."""
+    """Return the SQL function that reads the store's time as core/store_clock.py does."""
     return (
         "create or replace function now_ms() returns bigint language sql volatile parallel safe as "
         f"'select greatest(wall_ms() + ({steady.behind_ms}), {steady.from_ms} + (wall_ms() - {steady.since_ms}) * 99 / 100)'"

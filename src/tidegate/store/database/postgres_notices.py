@@ -1,7 +1,8 @@
-"""Notices between processes through PostgreSQL's NOTIFY, on one connection of their own.
+"""Notices between processes through PostgreSQL's NOTIFY, on a separate connection.
 
-All of it may be lost: while the connection is away, nothing is sent or received, and the polls of the store go on. A connection
-that listens belongs to one session, so this cannot be used through a transaction-mode pooler.
+Notices may be lost: while the connection is away, none are sent or received, and the polls of the
+store go on. A connection that listens needs its own session, so this does not work through a
+transaction-mode pooler.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ _AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientEr
 
 
 class PostgresNotices:
-    """The notices of one process. `name` tells installations apart that share one database."""
+    """The notices of one process. `name` is unique for each installation in the same database."""
 
     def __init__(self, url: str, name: str, timeout_s: float) -> None:
         self._url = url
@@ -32,7 +33,7 @@ class PostgresNotices:
         self._is_reached = True
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the task that listens."""
         self._task = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
@@ -49,7 +50,7 @@ class PostgresNotices:
             await self._ask(connection, "select pg_notify($1, $2)", self._channel, text)
 
     async def _ask(self, connection: Any, query: str, *arguments: str) -> None:
-        """Ask it something; a connection that does not answer is dropped."""
+        """Run a query. A connection that does not answer is dropped."""
         async with self._asking:
             try:
                 await connection.execute(query, *arguments, timeout=self._timeout_s)
@@ -66,7 +67,7 @@ class PostgresNotices:
 
     async def _listen_once(self) -> None:
         """Listen on a fresh connection until it is lost."""
-        # A notice is no commit that anybody relies on: it need not wait for the disk.
+        # Notices may be lost, so their commits need not wait for the disk.
         settings = {"application_name": "tidegate notices", "synchronous_commit": "off", "jit": "off"}
         connection = await asyncpg.connect(self._url, timeout=self._timeout_s, server_settings=settings)
         lost = asyncio.Event()
@@ -89,7 +90,7 @@ class PostgresNotices:
             listener(str(text))
 
     def _note(self, *, reached: bool, error: str = "") -> None:
-        """Log once that it is away, and once that it is back."""
+        """Log once when the connection is lost, and once when it is restored."""
         if reached == self._is_reached:
             return
         self._is_reached = reached

@@ -1,10 +1,14 @@
-"""Reads `queries/*.sql` into named statements, and turns a statement into a dialect.
+"""The reader of `queries/*.sql`: it makes named statements, and turns a statement into a dialect.
 
-The statements are written in the intersection of SQLite and PostgreSQL. `-- name --` opens a statement, the lines under it say why it
-is as it is, and `moves:` names the state moves it makes (table: from -> to), which a test holds against core/states.py. PostgreSQL
-alone sees what stands in /*! … */. `-- part name --` opens a text that statements below it on the same page use as {name}.
+The statements are written in the intersection of SQLite and PostgreSQL.
 
-It refuses to know what any statement means.
+- `-- name --` opens a statement. The comments under it explain it.
+- `moves:` names the state moves that it makes (table: from -> to). A test compares them with
+  core/states.py.
+- Only PostgreSQL sees the text in /*! … */.
+- `-- part name --` opens a text that later statements of the same page use as {name}.
+
+This module does not know what any statement means.
 """
 
 import re
@@ -23,8 +27,11 @@ _MOVE = re.compile(r"^-- moves: (\w+): (\w+) -> (\w+)$")
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """One text of SQL; with `is_insert` it adds one row. With `has_open_filters` some of its filters may be left out, so that no one plan
-    is good for all that is asked."""
+    """One text of SQL.
+
+    With `is_insert` it adds one row. With `has_open_filters` some of its filters may be left out,
+    so that no single plan is good for all uses.
+    """
 
     name: str
     comment: str
@@ -37,7 +44,7 @@ class Statement(msgspec.Struct, frozen=True):
 
 @cache
 def statements() -> dict[str, Statement]:
-    """Every statement of `queries/*.sql` by name."""
+    """Return all statements of `queries/*.sql` by name."""
     found: dict[str, Statement] = {}
     pages = sorted(files("tidegate.store").joinpath("queries").iterdir(), key=lambda page: page.name)
     name, is_part, comments, lines = "", False, list[str](), list[str]()
@@ -74,14 +81,17 @@ def statements() -> dict[str, Statement]:
 
 
 def for_postgres(statement: Statement) -> str:
-    """Numbered parameters, and what only PostgreSQL understands revealed."""
+    """Return the SQL for PostgreSQL, with its own parts and numbered parameters."""
     numbers = {parameter: index for index, parameter in enumerate(statement.parameters, start=1)}
     revealed = _REVEALED.sub(r"\1", statement.sql)
     return _PARAMETER.sub(lambda match: f"${numbers[match.group(1)]}", revealed)
 
 
 def bulk_for_sqlite(statement: Statement, row_count: int) -> tuple[str, int]:
-    """An insert of one row as an insert of several, without its `returning`; and which parameter that would have returned."""
+    """Return an insert of one row as an insert of several, without its `returning`.
+
+    Return also which parameter the `returning` would have returned.
+    """
     before, values, after = _split_values(statement.sql)
     inserted, _, returned = after.partition("returning")
     one = f"({_PARAMETER.sub('?', values)})"
@@ -94,7 +104,7 @@ def _split_values(sql: str) -> tuple[str, str, str]:
 
 
 def bulk_for_postgres(statement: Statement, types: tuple[str, ...]) -> str:
-    """An insert of one row as an insert of many in one statement: each parameter becomes an array of this type."""
+    """Return an insert of one row as one insert of many, with an array for each parameter."""
     revealed = _REVEALED.sub(r"\1", statement.sql)
     before, values, after = _split_values(revealed)
     arrays = ", ".join(f"${index}::{kind}[]" for index, kind in enumerate(types, start=1))
@@ -103,7 +113,10 @@ def bulk_for_postgres(statement: Statement, types: tuple[str, ...]) -> str:
 
 
 def for_each_on_postgres(statement: Statement, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """A select as one that runs for each of many texts of these parameters, in their order; and the names of the other parameters."""
+    """Return a select as one that runs for each of many texts of these parameters, in their order.
+
+    Return also the names of the other parameters.
+    """
     shared = tuple(name for name in statement.parameters if name not in given)
     numbers = {name: f"${index}" for index, name in enumerate(shared, start=len(given) + 1)}
     places = numbers | {name: f"given.{name}" for name in given}
@@ -117,7 +130,10 @@ def for_each_on_postgres(statement: Statement, given: tuple[str, ...]) -> tuple[
 
 
 def schema_for(dialect: str, text: str) -> str:
-    """A schema or migration text in one dialect: what is meant for the other is left out, and PostgreSQL collates text as SQLite does."""
+    """Return a schema or migration in one dialect, without the parts for the other.
+
+    PostgreSQL gets a collation of text that sorts as SQLite does.
+    """
     meant = re.sub(rf"/\*{dialect}:(.*?)\*/", r"\1", text, flags=re.DOTALL)
     meant = re.sub(r"/\*(?:sqlite|postgresql):.*?\*/", "", meant, flags=re.DOTALL)
     return (

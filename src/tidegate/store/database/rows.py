@@ -1,4 +1,4 @@
-"""Turns rows into nouns. It knows column names and nothing else."""
+"""The turning of rows into nouns. This module knows only the names of columns."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -56,7 +56,7 @@ def job_from(row: dict[str, Any]) -> Job:
 
 
 def _canary_from(row: dict[str, Any]) -> Canary:
-    # A sample that its job did not outlive did not pass.
+    # If the job closes while its sample runs, the sample did not pass.
     is_cut_off = row["canary_state"] == "running" and row["closing"] is not None
     return Canary(
         row["canary_items"], row["canary_ppm"], row["canary_then"], "failed" if is_cut_off else row["canary_state"]
@@ -70,7 +70,7 @@ def _controls_from(row: dict[str, Any]) -> JobControls:
 
 
 def controls_columns(controls: JobControls) -> dict[str, int | None]:
-    """The columns of a job's row that say what its caller may change."""
+    """Return the columns of a job's row that its caller may change."""
     errors = controls.max_errors
     return {
         "priority": controls.priority,
@@ -100,12 +100,12 @@ def file_from(row: dict[str, Any]) -> File:
 
 @lru_cache(maxsize=1024)
 def limits_from(text: str | None) -> tuple[Limit, ...]:
-    """A job's own limits, or a key's."""
+    """Return the limits of a job or a key."""
     return tuple(_LIMITS.decode(text)) if text is not None else ()
 
 
 def tries_from(text: str) -> tuple[AnswerTry, ...]:
-    """The answers of an item that did not fit."""
+    """Return the answers of an item that did not fit."""
     return _TRIES.decode(text) if text else ()
 
 
@@ -122,6 +122,8 @@ def errors_text(errors: list[LineError]) -> str:
 
 
 def searched_text(parts: Iterable[str]) -> str:
-    """Return texts as `words` of a job holds them: without differences of case and without U+0000, which
-    PostgreSQL keeps in no text; a newline stands behind each."""
+    """Return texts in the form of a job's `words`, each with a newline.
+
+    They have no differences of case, and no U+0000, which PostgreSQL cannot store in text.
+    """
     return "".join(f"{part}\n" for part in parts).replace("\0", "").casefold()

@@ -1,10 +1,11 @@
-"""The schema and its numbered steps, and the stamps in `meta` that say which of them a database has.
+"""The schema and its numbered steps, and the stamps in `meta` that say which steps a database has.
 
-`schema.sql` is what an empty database gets. `migrations/` brings databases of earlier versions to it, step by step; a step that was
-released is never edited. Each version leaves a checksum in `meta`, so that a program finds out when its text is not the one that ran.
+An empty database gets `schema.sql`. `migrations/` brings databases of earlier versions to it, step
+by step. A released step is never edited. Each version leaves a checksum in `meta`, so that a
+program notices if its text is not the one that ran.
 
-A program runs on every schema whose `compatible_from` is at most the version that the program knows. So a step that older programs
-can work with lets two versions work side by side.
+A program runs on each schema whose `compatible_from` is at most the program's own version. So two
+versions can work side by side, after a step that allows it.
 """
 
 import hashlib
@@ -25,14 +26,14 @@ _COMPATIBLE_FROM = re.compile(r"^-- compatible_from: (\d+)$", re.MULTILINE)
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What one version changes. The first version's text is its whole schema."""
+    """The change of one version. The text of the first version is its whole schema."""
 
     version: int
     text: str
 
     @property
     def compatible_from(self) -> int:
-        """The oldest version whose program can work on the schema that this step leaves, which the text must say."""
+        """Return the oldest version whose program can work after this step."""
         found = _COMPATIBLE_FROM.search(self.text)
         if found is None:
             raise ValueError(f"step {self.version} does not say `-- compatible_from: N`")
@@ -44,19 +45,19 @@ class Step(msgspec.Struct, frozen=True):
 
     @property
     def checksum(self) -> str:
-        """Comments and spaces do not count: they change no database."""
+        """Return the checksum of the text without comments and spaces, which change no database."""
         return _checksum(self.text)
 
 
 @cache
 def _checksum(text: str) -> str:
-    # Every start asks for that of each step, of the first one three times.
+    # Cached, because each start needs the checksum of each step, and that of the first three times.
     bare = re.sub(r"--[^\n]*", "", text)
     return hashlib.sha256(" ".join(bare.split()).encode()).hexdigest()
 
 
 class StoreSchema(msgspec.Struct, frozen=True):
-    """What a program knows of the schema: the whole of it, and every version since the first."""
+    """The schema that a program knows: the whole of it, and each version since the first."""
 
     fresh: str
     steps: tuple[Step, ...]
@@ -66,7 +67,10 @@ class StoreSchema(msgspec.Struct, frozen=True):
         return self.steps[-1].version
 
     def missing(self, dialect: str, stamps: Mapping[str, str]) -> list[Migration]:
-        """Return what brings a database with these stamps to this version; refuse one that this program cannot work with."""
+        """Return the migrations that bring a database with these stamps to this version.
+
+        Refuse a database that this program cannot work with.
+        """
         self._refuse_foreign(stamps)
         present = version_of(stamps)
         if present == 0:
@@ -126,12 +130,15 @@ def current_schema() -> StoreSchema:
 
 
 def version_of(stamps: Mapping[str, str]) -> int:
-    """The schema version of a database with these stamps; 0 when it is empty."""
+    """Return the schema version of a database with these stamps; 0 if it is empty."""
     return int(stamps.get("schema_version", 0))
 
 
 def _stamping(steps: tuple[Step, ...]) -> str:
-    """The statements that stamp these steps, of which the last is the version that the database then has."""
+    """Return the statements that stamp these steps.
+
+    The last one gives the version of the database.
+    """
     stamps = {step.stamp: step.checksum for step in steps}
     stamps |= {"schema_version": str(steps[-1].version), "compatible_from": str(steps[-1].compatible_from)}
     return "".join(

@@ -1,7 +1,7 @@
-"""SQLite through apsw: one writer thread, one reader thread, WAL with full synchronisation.
+"""SQLite through apsw: one writer thread, one reader thread, WAL with full synchronization.
 
-A server has the store to itself: another process that wants to write is refused when it opens it. Runs and commands share it. Readers
-may come beside either.
+A server has the store to itself: another process that wants to write is refused when it opens the
+store. Runs and commands share it. Readers are always allowed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def _bulk_sql(name: str, row_count: int) -> tuple[str, int]:
 
 
 class SqliteTx:
-    """A transaction on one connection; nothing it awaits ever suspends."""
+    """A transaction on one connection. Its methods never suspend."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
@@ -64,8 +64,9 @@ class SqliteTx:
     async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
         if not statements()[query].is_insert:
             return self._run_each(query, rows)
-        # Each step of a statement lets other threads run and must then wait for its turn again, so few large statements cost the
-        # event loop far less than many small ones. When not every row was new, the slow way says which were.
+        # Each step of a statement releases the GIL and must then wait for it, so few large
+        # statements cost the event loop far less than many small ones. If some rows were not new,
+        # the slow way finds which.
         self._connection.execute("savepoint bulk")
         returned = self._insert_all(query, rows)
         if returned is not None:
@@ -103,7 +104,10 @@ class SqliteTx:
 
 
 class SqliteDriver:
-    """`path` None keeps everything in memory and in the calling thread: that is how the seeded simulation runs."""
+    """The driver of one database file.
+
+    Without a `path` everything is in memory and in the calling thread, as in the seeded simulation.
+    """
 
     dialect = "sqlite"
 
@@ -156,7 +160,8 @@ class SqliteDriver:
     def _open(self, name: str, flags: int) -> apsw.Connection:
         connection = apsw.Connection(name, flags, statementcachesize=_STATEMENT_CACHE_COUNT)
         connection.set_busy_timeout(_BUSY_TIMEOUT_MS)
-        # Without this a statement whose plan might hang on a parameter is planned each time, which takes longer than running it.
+        # Else a statement whose plan may depend on a parameter is planned each time, which costs
+        # more than its run.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.create_scalar_function("now_ms", lambda *_: self._now_ms(), 0)
         connection.create_scalar_function("wall_ms", lambda *_: self._wall_ms(), 0)
@@ -169,7 +174,7 @@ class SqliteDriver:
             connection.execute("pragma synchronous = full")
             connection.execute("pragma journal_size_limit = 67108864")
         else:
-            # A file that is none of SQLite's is found out here, where it has a name, and not by the first question.
+            # Find out here, where the path is known, if the file is not SQLite's.
             connection.pragma("schema_version")
         connection.execute("pragma temp_store = memory")
         return connection
@@ -235,7 +240,11 @@ class SqliteDriver:
         return result
 
     def _free(self, body: Body[T]) -> T:
-        """Write. While the disk is full, give the reserve up step by step, and take back afterwards what was not needed."""
+        """Write.
+
+        If the disk is full, give up the reserve step by step, and then take back what was not
+        needed.
+        """
         try:
             return self._write(body)
         except StoreFull:
@@ -253,14 +262,17 @@ class SqliteDriver:
         return self._write(body)
 
     def _look(self, body: Body[T]) -> T:
-        """Look at the clock, and keep the reserve full. Only a server makes one: a run or a command ends soon."""
+        """Look at the clock, and fill the reserve.
+
+        Only a server keeps one: a run or a command ends soon.
+        """
         result = self._free(body)
         if self._reserve is not None and not self._is_shared:
             self._reserve.fill()
         return result
 
     def _refuse_if_gone(self) -> None:
-        """A file that was deleted or replaced under us still takes everything and keeps nothing."""
+        """Refuse to commit to a file that was deleted or replaced: it would keep nothing."""
         if self._file_id is not None and _file_id(self._path) != self._file_id:
             raise StoreUnavailable(
                 f"the store at {self._path} was deleted or replaced while it was open: nothing is kept any more. "
@@ -333,16 +345,19 @@ def _step_to_end(body: Awaitable[T]) -> T:
 
 
 def _make_private(path: Path) -> None:
-    """Let this user alone read the database: prompts are in it. SQLite gives the files beside it the same rights."""
+    """Let only this user read the database, which holds prompts.
+
+    SQLite gives the files beside it the same rights.
+    """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     for one in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
-        # Another user's database, such as a shared one, is that user's to protect.
+        # Another user's database, such as a shared one, must be protected by that user.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             one.chmod(0o600)
 
 
 def is_taken(path: Path) -> bool:
-    """Return whether a process has this database to itself, as a server does from its first moment on."""
+    """Return whether a process has this database to itself, as a server does from its start."""
     try:
         descriptor = os.open(_lock_file(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -361,8 +376,10 @@ def _lock_file(path: Path) -> Path:
 
 
 def _lock_writers(path: Path, *, is_shared: bool) -> int:
-    """Take an advisory lock on a file beside the database, for this process alone or for all that share it; the kernel drops it when this
-    process dies."""
+    """Take an advisory lock on a file beside the database, for this process alone or shared.
+
+    The kernel drops it when this process dies.
+    """
     descriptor = os.open(_lock_file(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -382,8 +399,11 @@ def _lock_writers(path: Path, *, is_shared: bool) -> int:
 
 
 def _living_holder(descriptor: int) -> int | None:
-    """Return the process that a lock file names, if it still runs. Of several that share the lock, the first stays named while it lives: a
-    later one may be refused and end at once."""
+    """Return the process that a lock file names, if it still runs.
+
+    If several share the lock, the first stays named while it lives: a later one may be refused and
+    end at once.
+    """
     try:
         pid = int(os.pread(descriptor, 32, 0))
         os.kill(pid, 0)

@@ -1,8 +1,10 @@
-"""The embedded store's time: the processes that write to it keep it, by a clock of the machine that cannot be set.
+"""The time of the embedded store.
 
-That clock is the same for all of them, and counts from the machine's start. Its relation to the store's time is written down, so that a
-process that starts later, before the machine does, goes on exactly where its predecessor was; after a restart of the machine nothing before
-the last note is lived again.
+The processes that write to it keep it, by a clock that cannot be set.
+
+That clock is the same for all processes and counts from the machine's start. Its relation to the
+store's time is written down. So a process that starts later continues exactly where the last one
+was. After a restart of the machine, the store's time does not go back before the last note.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,11 @@ _TICK_MS = 10_000
 
 
 class EmbeddedClock:
-    """`wall_ms` is the machine's clock, which may be set; `steady_ms` counts from the start of the machine that `boot` names."""
+    """The clock of an embedded store.
+
+    `wall_ms` is the machine's clock, which may be set. `steady_ms` counts from the start of the
+    machine that `boot` names.
+    """
 
     def __init__(self, wall_ms: Callable[[], int], steady_ms: Callable[[], int], boot: str) -> None:
         self.wall_ms = wall_ms
@@ -32,24 +38,27 @@ class EmbeddedClock:
         self._boot = boot
         self._is_begun = False
         self._stepped_at = 0
-        # One assignment changes both, so that other threads never read one without the other.
+        # One assignment changes both values, so that other threads always read a matching pair.
         self._state = (wall_ms() - steady_ms(), NEVER_SET)
 
     def now_ms(self) -> int:
-        """The store's time."""
+        """Return the store's time."""
         base, steady = self._state
         wall = self._steady_ms() + base
         return wall if steady == NEVER_SET else steady.reading(wall)
 
     async def look(self, tx: Tx) -> None:
-        """Take a step of the machine's clock out of the store's time, and go on where the last process was."""
+        """Take a step of the machine's clock out of the store's time.
+
+        Continue where the last process was.
+        """
         row = await read_clock(tx)
         here = Boot(self._boot, self._steady_ms())
         if not self._is_begun:
             now, step = self._first_reading(row, here)
             self._is_begun = True
         elif row.stepped_at != self._stepped_at and row.steady != self._state[1]:
-            # Another process that shares the store took the step out, or followed it.
+            # Another process of this store took the step out, or followed it.
             self._state = (self.wall_ms() - here.ms, row.steady)
             now, step = self.now_ms(), 0
         else:
@@ -71,19 +80,19 @@ class EmbeddedClock:
             await tick(tx, now, here)
 
     async def borrow(self, tx: Tx) -> None:
-        """Read the time as the process that writes does."""
+        """Read the store's time as the process that writes does."""
         row = await tx.one("clock_look")
         if row is not None:
             self._state = (self._state[0], ClockRow(*row).steady)
 
     def _read_from(self, here: Boot) -> int:
-        """Read the machine's clock from what it shows now."""
+        """Read the machine's clock, and count from what it shows now."""
         wall = self.wall_ms()
         self._state = (wall - here.ms, self._state[1])
         return wall
 
     def _first_reading(self, row: ClockRow, here: Boot) -> tuple[int, int]:
-        """The moment to begin at, and what the machine's clock was set by since somebody last looked."""
+        """Return the store's time to begin at, and the machine's step since the last look."""
         self._state = (self._state[0], row.steady)
         shown = row.steady.reading(here.ms + self._state[0])
         is_same_boot = row.boot_id != "" and row.boot_id == here.id

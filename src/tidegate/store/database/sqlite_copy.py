@@ -1,4 +1,4 @@
-"""A copy of an embedded store as it stood at one moment, while another process goes on writing to it."""
+"""A consistent copy of an embedded store, made while another process writes to it."""
 
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-"""What every group of verbs stands on: the driver, what makes a method a verb, and the two ways through an Idempotency-Key.
+"""The base of all groups of verbs: the driver, the decorators of verbs, and Idempotency-Keys.
 
-A verb is a method whose first argument is the transaction. `@reads`, `@writes`, `@frees` and `@beats` open that transaction, so callers
-leave the argument out. The driver may run a verb several times, so it changes nothing but the database.
+A verb is a method whose first argument is the transaction. `@reads`, `@writes`, `@frees` and
+`@beats` open that transaction, so callers omit the argument. The driver may run a verb several
+times, so it changes nothing but the database.
 """
 
 from collections.abc import Callable, Coroutine
@@ -27,13 +28,13 @@ Call = Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
 
 
 class ChangeWitness(Protocol):
-    """Notes what a write changes, in its transaction."""
+    """An observer that notes what a write changes, in the same transaction."""
 
     async def look(self, tx: Tx) -> Any:
-        """Return how the thing is now."""
+        """Return the present state of the object."""
 
     async def note(self, tx: Tx, before: Any, after: Any) -> None:
-        """Note how it was and is, if that differs."""
+        """Note the states before and after, if they differ."""
 
 
 class Table:
@@ -45,7 +46,7 @@ class Table:
 
 
 class JoinedTransaction:
-    """Runs verbs inside a transaction that is open already: they commit with it."""
+    """A runner of verbs inside a transaction that is open already. They commit with it."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
@@ -67,7 +68,10 @@ def reads(verb: Verb[A, P, T]) -> Call[A, P, T]:
 
 
 def writes(verb: Verb[A, P, T]) -> Call[A, P, T]:
-    """Run the verb in a transaction and commit it. StoreUnavailable: it may or may not have committed."""
+    """Run the verb in a transaction and commit it.
+
+    After StoreUnavailable it may have committed or not.
+    """
 
     @wraps(verb)
     def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -77,7 +81,10 @@ def writes(verb: Verb[A, P, T]) -> Call[A, P, T]:
 
 
 def frees(verb: Verb[A, P, T]) -> Call[A, P, T]:
-    """Run the verb like one that writes. It frees room, so on a full disk it may use the room that is kept for such verbs."""
+    """Run a verb that writes and frees room.
+
+    On a full disk it may use the room reserved for that.
+    """
 
     @wraps(verb)
     def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -87,7 +94,7 @@ def frees(verb: Verb[A, P, T]) -> Call[A, P, T]:
 
 
 def _noted(table: Table, verb: Callable[..., Any], body: Body[T]) -> Body[T]:
-    """Have the table's witness, if there is one, note what the body changes."""
+    """Return a body whose changes are noted by the table's witness, if it has one."""
     witness = table._witness
     return _named(verb, body if witness is None else _witnessed(witness, body))
 
@@ -103,7 +110,7 @@ def _witnessed(witness: ChangeWitness, body: Body[T]) -> Body[T]:
 
 
 def beats(verb: Verb[A, P, T]) -> Call[A, P, T]:
-    """Run the verb like one that writes, on a connection that nothing else can use up."""
+    """Run a verb that writes, on the connection that is reserved for heartbeats."""
 
     @wraps(verb)
     def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -113,13 +120,13 @@ def beats(verb: Verb[A, P, T]) -> Call[A, P, T]:
 
 
 def _named(verb: Callable[..., Any], body: Body[T]) -> Body[T]:
-    """Give the body the verb's name, by which the simulation knows what a process asked for."""
+    """Give the body the name of the verb, which the simulation reads."""
     body.__qualname__ = verb.__qualname__
     return body
 
 
 async def idempotent_object(tx: Tx, tenant_id: str, route: str, idempotency: Idempotency | None) -> str | None:
-    """The object that this key made before; a key that came with another body is refused."""
+    """Return the object that this key made before. Refuse a key that came with another body."""
     if idempotency is None:
         return None
     row = await tx.one(
@@ -150,12 +157,12 @@ async def remember_object(tx: Tx, tenant_id: str, route: str, idempotency: Idemp
 
 
 async def forget_object(tx: Tx, tenant_id: str, route: str, key: str, object_id: str) -> None:
-    """Let a key make something again where what it made was taken back."""
+    """Let a key be used again after the object that it made was taken back."""
     await tx.all("idempotency_take_back", tenant_id=tenant_id, route=route, key=key, object_id=object_id)
 
 
 def refuse_forgotten() -> NoReturn:
-    """Making it again could pay for the same work twice, and there is nothing left to show."""
+    """Refuse a key whose object is deleted: making it again could pay for the same work twice."""
     raise ApiProblem(
         409,
         "idempotency_result_deleted",

@@ -1,1 +1,1 @@
-"""Verbs about what all processes share: who is alive, what each reports, deployments, the mode."""
+"""Verbs about what processes share: the living ones, their reports, deployments and the mode."""

@@ -1,4 +1,4 @@
-"""How much there is of everything: what gauges over the whole store show."""
+"""The counts of everything in the store, for gauges."""
 
 import msgspec
 
@@ -7,7 +7,10 @@ from tidegate.store.database.table import Table, reads
 
 
 class QueuedPart(msgspec.Struct, frozen=True):
-    """Open parts of jobs that share everything but the job: `scope` is the kind of their share owner."""
+    """The open parts of jobs that are equal in all but the job.
+
+    `scope` is the kind of their share owner.
+    """
 
     status: str
     model: str
@@ -21,7 +24,7 @@ class QueuedPart(msgspec.Struct, frozen=True):
 
 
 class StoreCensus(msgspec.Struct, frozen=True):
-    """`jobs` by state; `outcomes` by what became of items; `leased` items are with so many `active_workers`."""
+    """The counts of jobs by state, of outcomes by kind, of leased items and of workers."""
 
     jobs: dict[str, int]
     outcomes: dict[str, int]
@@ -38,7 +41,10 @@ _SCOPES = {"team": "team", "key:": "key", "user": "user"}
 class Census(Table):
     @reads
     async def census(self, tx: Tx) -> StoreCensus:
-        """Count jobs, items, the queue and the workers. It reads every job once, so ask seldom."""
+        """Count jobs, items, the queue and the workers.
+
+        This reads each job once, so call it seldom.
+        """
         jobs = await tx.all("census_jobs")
         totals = [sum(row[column] for row in jobs) for column in range(2, 6)]
         parts = [

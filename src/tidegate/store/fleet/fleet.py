@@ -1,4 +1,4 @@
-"""Verbs about what processes report to each other of their calls; a report that is not recent counts for nothing."""
+"""Verbs about the reports of processes on their calls. Only recent reports count."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,10 @@ class FleetReports(Table):
     async def report_to_fleet(
         self, tx: Tx, worker_id: str, mine: Mapping[str, Present]
     ) -> dict[str, dict[str, FleetReport]]:
-        """Say what this process has at each deployment; return what every other process reported lately, by deployment and process."""
+        """Report what this process has at each deployment.
+
+        Return the recent reports of all other processes, by deployment and process.
+        """
         rows = [
             (name, worker_id, one.workers, one.calls, one.interactive, one.interactive_awaiting, int(one.has_gateway), one.why, one.tide)
             for name, one in sorted(mine.items())
@@ -34,19 +37,19 @@ class FleetReports(Table):
 
     @reads
     async def learned_calls(self, tx: Tx, worker_id: str) -> dict[str, int]:
-        """Return how many batch calls each deployment took when this process last reported, if that was within the hour."""
+        """Return how many batch calls each deployment took at this process's last report."""
         rows = await tx.all("fleet_report_learned", worker_id=worker_id, lately_ms=KEEP_MS, count_max=_OTHERS_MAX)
         return {row[0]: int(row[1]) for row in rows}
 
     @reads
     async def tides(self, tx: Tx) -> list[tuple[str, str]]:
-        """Why the tide of each deployment stands as it does, in the words of each process that spoke lately."""
+        """Return the reason for each deployment's tide, from each process that reported lately."""
         rows = await tx.all("fleet_report_list", lately_ms=SHOWN_MS, count_max=_SHOWN_MAX)
         return [(row[0], row[1]) for row in rows]
 
     @reads
     async def loads(self, tx: Tx) -> dict[str, tuple[int, int, int]]:
-        """Return, for each deployment, how many batch calls its tides allow, how many are out, and how many interactive calls are."""
+        """Return each deployment's allowed batch calls, and its batch and interactive calls."""
         rows = await tx.all("fleet_report_loads", lately_ms=SHOWN_MS)
         return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in rows}
 

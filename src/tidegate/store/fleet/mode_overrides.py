@@ -1,4 +1,4 @@
-"""Verbs about the scheduling mode that an operator sets at run time, for every process."""
+"""Verbs about the scheduling mode that an operator sets at run time, for all processes."""
 
 import msgspec
 
@@ -12,12 +12,15 @@ MODE = "mode_override"
 class ModeOverrides(Table):
     @reads
     async def mode_override(self, tx: Tx) -> ModeOverride:
-        """Return the mode that an operator set; nothing of what another version wrote can break this one."""
+        """Return the mode that an operator set; none if this version cannot read it."""
         return _override_from(await tx.one("mode_override_get", name=MODE))
 
     @writes
     async def override_mode(self, tx: Tx, mode: str | None = None, shadow_mode: str | None = None) -> ModeOverride:
-        """Every process follows with its next look. An empty name gives back what the settings say, None leaves a mode as it is."""
+        """Set the mode, which each process follows with its next look.
+
+        An empty name returns to the settings. None leaves a mode as it is.
+        """
         before = _override_from(await tx.one("mode_override_lock", name=MODE))
         after = ModeOverride(
             before.mode if mode is None else mode, before.shadow_mode if shadow_mode is None else shadow_mode

@@ -1,8 +1,11 @@
-"""Verbs about the deployments, resources and terms of models that an operator adds while everything runs, and about which are drained.
+"""Verbs about routing entries: deployments, resources and models that an operator adds at run time.
 
-What such an entry says is a document that the settings understand; here it is text. Each change has a number, and an entry's last one is
-its revision: who changes an entry names the one that they saw, so that no two operators undo each other unseen. Terms are all that an
-operator decides about what may be sent where: the entries, and the limits that stand in the settings.
+The content of an entry is a document for the settings; here it is text. Each change has a number,
+and the last number of an entry is its revision. A change names the revision that its operator saw,
+so that no operator undoes another's change unseen.
+
+Terms are all that an operator decides about what may be sent where: the entries, and the limits in
+the settings. The entries also say which deployments are drained.
 """
 
 import msgspec
@@ -16,12 +19,12 @@ ENTRIES_MAX = 10_000
 DEPLOYMENT = "deployment"
 RESOURCE = "resource"
 MODEL = "model"
-# Whether a deployment is drained: of those in the settings, too.
+# The kind of entry that drains a deployment, also one from the settings.
 DRAIN_STATE = "drain_state"
 
 
 class RoutingEntry(msgspec.Struct, frozen=True):
-    """One deployment, resource or model as it was last written."""
+    """The last version of one deployment, resource or model."""
 
     kind: str
     name: str
@@ -31,28 +34,29 @@ class RoutingEntry(msgspec.Struct, frozen=True):
 
 
 class RoutingFull(LostRace):
-    """There are as many entries as there may be."""
+    """Raised if there are as many entries as are allowed."""
 
 
 class StoredRouting(Table):
     @reads
     async def routing_number(self, tx: Tx) -> int:
-        """The number of the last change; 0 while there was none."""
+        """Return the number of the last change; 0 if there was none."""
         row = await tx.one("routing_number")
         return 0 if row is None else int(row[0])
 
     @reads
     async def routing(self, tx: Tx) -> tuple[int, list[RoutingEntry]]:
-        """Every entry, and the number of the last change that they show."""
+        """Return the number of the last change, and all entries."""
         row = await tx.one("routing_number")
         entries = [RoutingEntry(*found) for found in await tx.all("routing_all")]
         return (0 if row is None else int(row[0])), entries
 
     @writes
     async def put_routing(self, tx: Tx, kind: str, name: str, document: str, seen: int) -> int:
-        """Write an entry whose revision is still the one that was seen, 0 for one that was not there. Gives the new one.
+        """Write an entry if its revision is still the one that was seen. Return the new revision.
 
-        What already says the same stays as it is, so a repeat does no harm. Raises LostRace where someone else was first.
+        `seen` is 0 for a new entry. An entry with the same document is not changed, so a repeat is
+        harmless. Raise LostRace if another operator was first.
         """
         number = await tx.one("routing_number_next")
         assert number is not None
@@ -72,7 +76,10 @@ class StoredRouting(Table):
 
     @writes
     async def drop_routing(self, tx: Tx, kind: str, name: str, seen: int) -> bool:
-        """Remove an entry whose revision is still the one that was seen. False when there is none; LostRace when it is another."""
+        """Remove an entry; False if there is none.
+
+        Raise LostRace if its revision is not the one seen.
+        """
         await tx.one("routing_number_next")
         row = await tx.one("routing_one", kind=kind, name=name)
         if row is None:
@@ -81,24 +88,27 @@ class StoredRouting(Table):
             raise LostRace(f"the {kind} {name!r} was changed meanwhile")
         await tx.all("routing_drop", kind=kind, name=name)
         if kind == DEPLOYMENT:
-            # Another deployment may get this name: it begins as any other.
+            # Another deployment may get this name, and must not begin as drained.
             await tx.all("routing_drop", kind=DRAIN_STATE, name=name)
         return True
 
     @reads
     async def is_wanted(self, tx: Tx, model: str) -> bool:
-        """Whether a batch that has not ended still has items for this model or resource."""
+        """Return whether an open batch still has items for this model or resource."""
         return await tx.one("routing_wanted", model=model) is not None
 
     @reads
     async def terms(self, tx: Tx) -> str:
-        """The digest of the terms under which work was last looked at; empty while there was none."""
+        """Return the digest of the terms of the last look at work; empty if there was none."""
         row = await tx.one("terms_get")
         return "" if row is None else str(row[0])
 
     @writes
     async def wake_under(self, tx: Tx, terms: str) -> None:
-        """Let all that rests, perhaps for long because a limit was reached, be looked at again: the terms with this digest hold now."""
+        """Wake all resting work, which may rest for long because of a limit: new terms apply now.
+
+        `terms` is the digest of the new terms.
+        """
         await tx.all("terms_put", digest=terms)
         await tx.all("every_slice_wake", forever=FOREVER_MS)
         for statement in ("every_model_wake", "flows_refresh"):

@@ -30,7 +30,10 @@ class Workers(Table):
 
     @beats
     async def beat(self, tx: Tx, worker_id: str, lease_ms: int) -> list[Holding] | None:
-        """Stay alive, and return what this worker holds by the store. None: it was declared gone and must register again."""
+        """Keep an incarnation alive, and return the slices that it has leased by the store.
+
+        None if it was declared gone: then it must register again.
+        """
         if await tx.one("worker_beat", id=worker_id, lease_ms=lease_ms) is None:
             return None
         rows = await tx.all("worker_leases", id=worker_id)
@@ -43,12 +46,12 @@ class Workers(Table):
 
     @reads
     async def overdue_workers(self, tx: Tx, count_max: int) -> dict[str, str]:
-        """Return the incarnations whose heartbeats ran out, and the host of each."""
+        """Return the incarnations whose heartbeats ran out, with their hosts."""
         return {row[0]: row[1] for row in await tx.all("workers_overdue", count_max=count_max)}
 
     @frees
     async def declare_gone(self, tx: Tx, worker_id: str, *, leaving: bool = False) -> bool:
-        """End an incarnation: because its heartbeat ran out, or because it leaves by itself."""
+        """End an incarnation because its heartbeat ran out, or because it leaves."""
         return await tx.one("worker_gone", id=worker_id, leaving=int(leaving)) is not None
 
     @frees
@@ -57,13 +60,13 @@ class Workers(Table):
 
     @writes
     async def report_worker(self, tx: Tx, worker_id: str, report: WorkerReport) -> None:
-        """Keep what a process says of what keeps it from work."""
+        """Store the report of a process on what keeps it from working."""
         text = "" if report == WorkerReport() else msgspec.json.encode(report).decode()
         await tx.all("worker_report", id=worker_id, report=text)
 
     @reads
     async def worker_reports(self, tx: Tx) -> list[ReportedWorker]:
-        """Return the processes that run items, and those that ended lately, each with its last report."""
+        """Return the processes that run items or ended lately, each with its last report."""
         rows = await tx.all("worker_reports", lately_ms=ENDED_LATELY_MS, count_max=REPORTS_MAX)
         return [
             ReportedWorker(host, bool(is_alive), max(0, silent_ms), report_from(text))
@@ -76,7 +79,7 @@ class Workers(Table):
 
 
 def report_from(text: str) -> WorkerReport:
-    """Return what a process reported; nothing where it is unreadable."""
+    """Return the report of a process; an empty one if it is unreadable."""
     try:
         return msgspec.json.decode(text, type=WorkerReport) if text else WorkerReport()
     except msgspec.MsgspecError:
