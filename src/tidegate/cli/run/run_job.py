@@ -49,7 +49,7 @@ KEPT_IN_ORDER_BYTES = 32 << 20
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """How a run begins: from the start, with failed lines again, waiting for its server, after a
+    """The way a run begins: from the start, with failed lines again, waiting for its server, after a
     check of the server."""
 
     fresh: bool
