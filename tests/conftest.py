@@ -101,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_runtest_makereport(
     item: pytest.Function, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the processes of a failed test said."""
+    """Show the output of the processes of a failed test."""
     report = yield
     for processes in getattr(item, "funcargs", {}).values():
         if report.failed and isinstance(processes, Processes):
@@ -222,7 +222,7 @@ def redis_server(run_directory: RunDirectory) -> RedisServer:
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
-    """The shared server's address; whoever writes there does so under a prefix of its own."""
+    """Return the address of the shared server, where each test writes under a prefix of its own."""
     return redis_server.url
 
 
@@ -242,7 +242,7 @@ def azure(module_directory: Path) -> Iterator[AzureServer]:
 
 @pytest.fixture
 def processes(run_directory: RunDirectory, tmp_path: Path) -> Iterator[Processes]:
-    """Starts processes; none of them outlives the test, and a failed test shows what they said."""
+    """Yield a starter of processes. None of them outlives the test, and a failed test shows their output."""
     with Processes(tmp_path / "process-logs", run_directory.process_registry()) as started:
         yield started
 

@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def _interpreter(version: str) -> str:
-    """Where a Python is, or nothing. Commands of pyenv want to be told which one is meant."""
+    """Return where a Python is, or nothing. Commands of pyenv need its version in a variable."""
     command = [f"python{version}", "-c", "import sys; print(sys.executable)"]
     try:
         asked = subprocess.run(

@@ -35,7 +35,7 @@ static void note(const void *data, size_t size) {
     int saved = errno;
     clock_gettime(CLOCK_REALTIME, &now);
     int length = snprintf(line, sizeof line, "%lld.%09ld %.*s\n", (long long)now.tv_sec, now.tv_nsec, (int)(end - key), key);
-    /* Raw system calls, because a wrapper is the very function this file replaces. One append is whole, whoever else appends. */
+    /* Raw system calls, because a wrapper is the very function this file replaces. One append is whole, even if others append. */
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0 || syscall(SYS_write, fd, line, (size_t)length) != length) abort();
     syscall(SYS_close, fd);

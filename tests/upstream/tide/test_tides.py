@@ -506,7 +506,7 @@ async def test_an_answer_that_can_change_nothing_yet_is_left_to_the_loop(monkeyp
         at.model.status = 429
         with pytest.raises(Throttled):
             await at.send()
-        assert at.tide._asked_ms == at.world.clock.monotonic_ms(), "a refusal is heard at once"
+        assert at.tide._asked_ms == at.world.clock.monotonic_ms(), "a refusal is noticed at once"
 
 
 async def test_calls_that_wait_for_a_limit_that_grows_are_woken() -> None:
