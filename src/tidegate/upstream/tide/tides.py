@@ -24,7 +24,7 @@ from tidegate.core.tide.engine_metrics import SGLANG, VLLM, MetricNames, Reading
 from tidegate.core.tide.prefill import PrefillRate
 from tidegate.core.tide.signals import Decision, Ended, EngineSample, Kind, Signals
 from tidegate.core.usage.estimate import PROMPT_BYTES_PER_TOKEN
-from tidegate.core.usage.inline_files import unread_bytes
+from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, unread_bytes
 from tidegate.core.wording import in_words
 from tidegate.upstream.http.transport import Client
 from tidegate.upstream.tide.peers import GATEWAY_MS, Peers, Users
@@ -464,7 +464,10 @@ def shares_engine(deployment: Deployment) -> bool:
 
 
 def prompt_tokens(body: bytes) -> int:
-    return max(1, (len(body) - unread_bytes(body)) // PROMPT_BYTES_PER_TOKEN)
+    size_bytes = len(body)
+    if size_bytes > TEXT_BYTES_MAX:
+        size_bytes -= unread_bytes(body)
+    return max(1, size_bytes // PROMPT_BYTES_PER_TOKEN)
 
 
 def _names(deployment: Deployment) -> MetricNames | None:
