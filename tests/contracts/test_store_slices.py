@@ -47,7 +47,7 @@ async def test_a_lease_says_all_a_worker_must_know(world: StoreWorld) -> None:
     await world.clock.advance(10)
     [first] = await lease_slices(world.store, worker, job.id, MODEL, 1, "t")
     assert first == LeasedSlice(
-        job.id, caller.tenant_id, "/v1/chat/completions", MODEL, 0, 3, 0, str(job.work_blob_id), 0, 300, 150, 0, "t",
+        job.id, caller.tenant_id, "/v1/chat/completions", MODEL, 0, 3, 0, str(job.work_blob_id), 0, 300, 50, 0, "t",
         job.expires_at - world.clock.now, "acme", f"tenant:{caller.tenant_id}", caller.key_id, caller.user,
     )  # fmt: skip
     assert await slice_counts(world.store, job.id) == {"leased": 1, "ready": 1}
@@ -229,7 +229,7 @@ async def test_a_suspect_that_was_lost_without_others_is_cut_in_two(world: Store
     halves = await world.lease(await world.worker(), job)
     assert held_by(halves) == {(0, 3): 3, (3, 3): 3}, "its five open items, as two slices"
     assert {(half.read_first, half.work_at, half.work_bytes) for half in halves} == {(0, 0, 600)}
-    assert [half.work_units for half in halves] == [150, 150]
+    assert [half.item_units for half in halves] == [50, 50]
     assert (set(halves[0].done), halves[1].attempts[4].count) == ({1}, 1)
 
 
@@ -345,7 +345,7 @@ async def test_the_unsent_tail_of_a_slice_is_given_back_while_its_head_is_kept(w
     assert (tail.first, tail.count, tail.read_first) == (2, 3, 0)
     assert (tail.work_at, tail.work_bytes) == (held.work_at, held.work_bytes)
     assert [holding.first for holding in await world.store.beat(worker, LEASE_MS) or []] == [0]
-    assert tail.work_units < held.work_units
+    assert tail.item_units == held.item_units, "a part of the work goes with its items"
 
 
 async def test_a_tail_needs_the_token_and_something_behind_it(world: StoreWorld) -> None:

@@ -381,8 +381,8 @@ class Attempts(msgspec.Struct, frozen=True):
 class LeasedSlice(msgspec.Struct, frozen=True):
     """A slice that this worker may run until its heartbeat fails. `read_first` is the number of the first item in the byte range: a
     slice that was split out of a larger one reads the larger one's range and takes only its own numbers. `tenant` is the tenant's name;
-    `limits` and `retry` are the job's own. `interactive_in_ms` from now on its items go like interactive calls; None where they never
-    do."""
+    `item_units` are the work units of a mean item; `limits` and `retry` are the job's own. `interactive_in_ms` from now on its items go
+    like interactive calls; None where they never do."""
 
     job_id: str
     tenant_id: str
@@ -394,7 +394,7 @@ class LeasedSlice(msgspec.Struct, frozen=True):
     work_blob_id: str
     work_at: int
     work_bytes: int
-    work_units: int
+    item_units: int
     lost_count: int
     token: str
     expires_in_ms: int
@@ -411,11 +411,6 @@ class LeasedSlice(msgspec.Struct, frozen=True):
     betas: str = ""
     traceparent: str | None = None
     interactive_in_ms: int | None = None
-
-    @property
-    def item_units(self) -> int:
-        """Return the work units of a mean item."""
-        return self.work_units // self.count
 
 
 class WorkerDuty(msgspec.Struct, frozen=True):

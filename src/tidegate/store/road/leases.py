@@ -442,7 +442,7 @@ async def _leased(tx: Tx, pick: Pick, door: _Door, row: Row) -> LeasedSlice:
         work_blob_id,
         work_at,
         work_bytes,
-        work_units,
+        work_units // count,
         lost_count,
         token,
         expires_in_ms,

@@ -6,7 +6,7 @@ replay adds and charges nothing.
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate, groupby
-from operator import attrgetter, itemgetter, mul
+from operator import add, attrgetter, itemgetter, mul
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +24,8 @@ from tidegate.store.jobs.job_events import record_lines
 _OUTPUT_WEIGHT = 2
 NO_COST = (0, 0, 0)
 _BILLED = attrgetter("model", "deployment", "outcome", "tries")
+# Input tokens and how many of them were cached, output tokens and how many of them were reasoning.
+Tokens = tuple[int, int, int, int]
 
 
 class Outcomes(Table):
@@ -134,9 +136,8 @@ async def _record_job(
     if allowed:
         await tx.many("attempt_put", sorted(allowed))
     unused = await _count_unused(logs, flush, answers.entries)
-    usage = Usage.total((answers.usage, errors.usage))
+    tokens = _tokens([entry.usage for added in (answers, errors) for entry in added.entries])
     cost_nano = sum(sum(map(sum, [entry.cost_nano for entry in added.entries])) for added in (answers, errors))
-    tokens = (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
     sizes = (answers.size_bytes, errors.size_bytes)
     new_count = len(answers.entries) + len(errors.entries)
     schema_invalid = sum(entry.is_schema_invalid for entry in errors.entries)
@@ -190,11 +191,10 @@ def _holds(held: dict[str, list[tuple[int, int]]], token: str, number: int) -> b
 
 
 class AddedLines(msgspec.Struct, frozen=True):
-    """What one log's part of a flush added to one file: the entries that were new, their bytes and usage."""
+    """What one log's part of a flush added to one file: the entries that were new, and their bytes."""
 
     entries: list[Finished]
     size_bytes: int
-    usage: Usage
 
 
 class ResultFile(msgspec.Struct, frozen=True):
@@ -237,7 +237,7 @@ class Logs:
         """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
         lines = list(_wanted(entries, placed, allowed)) if placed is not None else []
         if not lines or placed is None:
-            return AddedLines([], 0, Usage())
+            return AddedLines([], 0)
         rows, at = [], file.size_bytes
         for entry, _ in lines:
             rows.append((file.job_id, entry.number, entry.outcome.value, at, entry.size_bytes, entry.crc32))
@@ -251,8 +251,7 @@ class Logs:
             self._runs.append((file.file_id, at, size_bytes, placed.blob_id, blob_at))
             at += size_bytes
         self.look_through(placed, needed=bool(added))
-        usage = Usage.total(entry.usage for entry, _ in added)
-        return AddedLines([entry for entry, _ in added], at - file.size_bytes, usage)
+        return AddedLines([entry for entry, _ in added], at - file.size_bytes)
 
     async def _close_gaps(
         self, file: ResultFile, rows: list[tuple[str, int, str, int, int, int | None]], new: frozenset[int]
@@ -330,6 +329,16 @@ def real_cost(usage: Usage) -> int:
     return usage.input_tokens + _OUTPUT_WEIGHT * usage.output_tokens
 
 
+def _tokens(usages: list[Usage]) -> Tokens:
+    """Return the tokens of these answers, in the order of their columns."""
+    return (
+        sum([one.input_tokens for one in usages]),
+        sum([one.cached_tokens for one in usages]),
+        sum([one.output_tokens for one in usages]),
+        sum([one.reasoning_tokens for one in usages]),
+    )
+
+
 class FlowAccounting(msgspec.Struct):
     """Sums of one transaction. Its rows are locked last and in one order, so two flushes wait for each other only for a moment."""
 
@@ -345,7 +354,7 @@ class FlowAccounting(msgspec.Struct):
         # Most lines of a flush come from one server, so their sums are made a run at a time.
         for (name, deployment, outcome, tries), group in groupby(entries, _BILLED):
             run, model = list(group), name or ""
-            usage = Usage.total([one.usage for one in run])
+            tokens = _tokens([one.usage for one in run])
             costs = [real_cost(one.usage) or one.units for one in run]
             cost = sum(costs)
             self._flows[model, share_owner] = self._flows.get((model, share_owner), 0) + cost
@@ -358,28 +367,24 @@ class FlowAccounting(msgspec.Struct):
                 sums[2] += len(run)
                 sums[3] = max(sums[3], *took_ms)
                 sums[4] += sum(took_ms)
-                sums[5] += usage.input_tokens
+                sums[5] += tokens[0]
                 # Products of long requests are more than a database's integer holds.
                 sums[6] += float(sum(map(mul, units, units)))
                 sums[7] += float(sum(map(mul, units, took_ms)))
                 sums[8] += float(sum(map(mul, units, costs)))
             if tries:
                 for one in tries * len(run):
-                    self._use((job_id, one.model, one.deployment), 1, one.usage, [one.cost_nano])
+                    self._use((job_id, one.model, one.deployment), 1, _tokens([one.usage]), [one.cost_nano])
             elif outcome is Outcome.ANSWERED or deployment:
                 # An answer that policy did not let through was paid for all the same.
-                self._use((job_id, model, deployment), len(run), usage, [one.cost_nano for one in run])
+                self._use((job_id, model, deployment), len(run), tokens, [one.cost_nano for one in run])
 
     def _use(
-        self, name: tuple[str, str, str], count: int, usage: Usage, costs_nano: list[tuple[int, int, int]]
+        self, name: tuple[str, str, str], count: int, tokens: Tokens, costs_nano: list[tuple[int, int, int]]
     ) -> None:
         """Add what answers used and cost, to the token and the billionth. `name` is their job, model and deployment."""
         sums = self._usage.setdefault(name, [0] * 8)
-        sums[0] += count
-        sums[1] += usage.input_tokens
-        sums[2] += usage.cached_tokens
-        sums[3] += usage.output_tokens
-        sums[4] += usage.reasoning_tokens
+        sums[:5] = map(add, sums, (count, *tokens))
         for cost_nano in costs_nano:
             if cost_nano != NO_COST:
                 sums[5:] = [sums[5] + cost_nano[0], sums[6] + cost_nano[1], sums[7] + cost_nano[2]]
