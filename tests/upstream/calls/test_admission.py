@@ -66,7 +66,7 @@ class NotedTide:
 class Gate:
     def __init__(self, world: RouterWorld, router: Any) -> None:
         self.world, self.router = world, router
-        self.state, self.route = router._states["one"], router._routes.of("m")
+        self.state, self.route = router._states["one"], router._routes["m"]
         self.admissions = router._path._admissions
         self.noted_tide = NotedTide(self.state)
         self.state.tide = cast(Any, self.noted_tide)

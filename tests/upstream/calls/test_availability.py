@@ -93,7 +93,7 @@ async def test_a_process_that_finds_nothing_free_asks_for_slots_at_once() -> Non
         assert (router.free_slots("m"), demand._hurry.is_set()) == (4, False)
         assert (state.slots.is_asked, state.slots.is_seen) == (True, True)
         call = world.call()
-        view, route = router._path._view, router._routes.of("m")
+        view, route = router._path._view, router._routes["m"]
         assert view.has_model_slots(route, call, safe_until_ms - 1)
         assert not view.has_model_slots(route, call, safe_until_ms)
         assert view.has_slot_for_user(state, "user", safe_until_ms - 1)
@@ -167,7 +167,7 @@ class Still:
 async def test_a_group_goes_where_its_tokens_fit_beside_those_in_flight_and_under_its_budgets() -> None:
     world = RouterWorld()
     async with world.router(place("one", tokens_in_flight_max=100)) as router:
-        view, route, [state] = router._path._view, router._routes.of("m"), list(router._states.values())
+        view, route, [state] = router._path._view, router._routes["m"], list(router._states.values())
         call = world.call(body=b'{"max_tokens":10}')
         tokens = view._estimator.tokens(call, state.deployment.estimate)
         assert 0 < tokens <= 50
@@ -197,7 +197,7 @@ class Choosy:
 async def test_an_item_needs_a_slot_a_try_and_the_tide() -> None:
     world = RouterWorld()
     async with world.router(place("one"), capacity=Capacity(model_in_flight_max={"m": 3})) as router:
-        view, route, [state] = router._path._view, router._routes.of("m"), list(router._states.values())
+        view, route, [state] = router._path._view, router._routes["m"], list(router._states.values())
         now_ms, call = world.clock.monotonic, world.call()
         for room in (True, True, True, False):
             assert view.has_model_slots(route, call, now_ms) is room
@@ -223,7 +223,7 @@ async def test_a_group_fits_under_the_tokens_of_its_budgets_and_who_serves_users
     async with world.router(
         place("one", limits=(Limit(Period.MINUTE, None, 40),)), place("two", "n", serves=Serves.INTERACTIVE)
     ) as router:
-        view, route, state = router._path._view, router._routes.of("m"), router._states["one"]
+        view, route, state = router._path._view, router._routes["m"], router._states["one"]
         small = world.call(body=b'{"max_tokens":4}')
         tokens = view._estimator.tokens(small, state.deployment.estimate)
         for most, fits in ((tokens, True), (tokens - 1, False)):
@@ -231,6 +231,6 @@ async def test_a_group_fits_under_the_tokens_of_its_budgets_and_who_serves_users
             assert view.can_take(route, state, small) is fits
         now_ms = world.clock.monotonic
         router._states["two"].rest_until(now_ms + 70)
-        assert view.wait_ms(router._routes.of("n"), now_ms, world.call("n")) == 70
+        assert view.wait_ms(router._routes["n"], now_ms, world.call("n")) == 70
         cast(Any, view)._budgets.unreachable_until_ms = now_ms
         assert (view.are_limits_away(now_ms - 1), view.are_limits_away(now_ms)) == (True, False)

@@ -36,7 +36,7 @@ def known(router: Router) -> list[list[object]]:
 
 
 def look(router: Router, call: Call, traffic: Traffic | None) -> str | None:
-    chosen = choose(router._path._view, router._routes.of("m"), call, traffic, (), router._clock.monotonic_ms())
+    chosen = choose(router._path._view, router._routes["m"], call, traffic, (), router._clock.monotonic_ms())
     return None if chosen is None else chosen.deployment.name
 
 
@@ -95,7 +95,7 @@ class Pair:
     def __init__(self, world: RouterWorld, router: Router) -> None:
         self.world = world
         self.one, self.two = (router._states[name] for name in ("one", "two"))
-        self.route = router._routes.of("m")
+        self.route = router._routes["m"]
         self.known = Known()
         self.tried: list[DeploymentState] = []
 

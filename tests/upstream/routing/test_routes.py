@@ -29,7 +29,7 @@ def fails(state: DeploymentState, key: str = "key") -> None:
 def test_a_route_that_is_assigned_again_keeps_nothing_of_its_resource() -> None:
     state = state_of("one", limits=(MINUTE, HOUR))
     route = NameRoute([state], Resource("chat", "m", limits=(MINUTE,), total_timeout_s=7.0))
-    assert (route.model_of("chat"), route.total_s(state, "/v1/x"), route.is_plain) == ("m", 7.0, False)
+    assert (route.model, route.total_timeout_s, route.is_plain) == ("m", 7.0, False)
     assert route.body(state, b'{"model":"chat"}') == b'{"model":"m"}'
     own = Budget(LimitBound.RESOURCE, "chat", (MINUTE,))
     assert route.budgets(state) == (Budget(LimitBound.DEPLOYMENT, "one", (HOUR,)), own)
@@ -37,7 +37,7 @@ def test_a_route_that_is_assigned_again_keeps_nothing_of_its_resource() -> None:
     state.discover(Limit(Period.MINUTE, 3))
     assert len(route.budgets(state)) == 3, "what the deployment reports of itself binds everyone"
     route.assign([state])
-    assert (route.model_of("chat"), route.total_s(state, "/v1/x"), route.is_plain) == ("chat", 3600.0, True)
+    assert (route.model, route.total_timeout_s, route.is_plain) == ("", None, True)
     assert route.budgets(state) == state.budgets
     route.assign([state], Resource("chat", "m", limits=(Limit(Period.MINUTE, 5, enabled=False),)))
     assert (route.own_budgets, route.budgets(state)) == ((), state.budgets)
@@ -66,21 +66,19 @@ def test_names_lead_to_their_own_first_and_by_order_to_the_others() -> None:
     one, late, other, anyone = state_of("one", "m"), state_of("late", "m", order=2), state_of("o", "n"), state_of("any")
     routes = Routes()
     lost = routes.assign([one, late, other, anyone], [Resource("chat", "m", fallbacks=("n",))])
-    chat = routes.of("chat")
+    chat = routes["chat"]
     assert (lost, sorted(routes.names())) == ({}, ["chat", "m", "n"])
     assert [way.states for way in chat.ways(frozenset())] == [[one], [late], [other]]
     assert [way.states for way in chat.ways(frozenset({"m"}))] == [[one], [late]], (
         "what a key does not allow is left out"
     )
-    assert (chat.is_direct, routes.of("m").is_direct, routes.of("n").is_direct) == (False, False, True)
-    assert (routes.of("unknown").states, routes.of("unknown").is_direct) == ([anyone], True)
+    assert (chat.is_direct, routes["m"].is_direct, routes["n"].is_direct) == (False, False, True)
+    assert (routes["unknown"].states, routes["unknown"].is_direct) == ([anyone], True)
     assert not chat.fallbacks[1].is_plain
     lost = routes.assign([one], [Resource("chat", "n")])
     assert "routes to model 'n', which no deployment serves" in lost["chat"]
-    assert (chat.states, chat.fallbacks, routes.of("unknown").states) == ([], (), []), (
-        "calls that still wait there fail"
-    )
-    assert [way.states for way in routes.of("m").ways(frozenset())] == [[one]]
+    assert (chat.states, chat.fallbacks, routes["unknown"].states) == ([], (), []), "calls that still wait there fail"
+    assert [way.states for way in routes["m"].ways(frozenset())] == [[one]]
     assert routes.names() == ["m"]
 
 
@@ -97,9 +95,9 @@ def test_a_retry_is_what_failed_here_or_may_have() -> None:
     assert [routes.is_retry(state, strange, NOW_MS) for state in (one, two)] == [True, False]
     routes.assign([two], ())
     assert routes.is_retry(two, strange, NOW_MS), "there is no other that it could have failed at"
-    assert routes.of("m").has_failed(again) is False
+    assert routes["m"].has_failed(again) is False
     fails(two)
-    assert routes.of("m").has_failed(again)
+    assert routes["m"].has_failed(again)
     assert not NameRoute().has_failed(again)
     allowed = 0
     while routes.may_try(two, strange, NOW_MS):
@@ -127,7 +125,7 @@ def test_a_name_takes_whom_its_fallbacks_take_until_they_are_gone() -> None:
     batch, users = state_of("batch", "a", serves=Serves.BATCH), state_of("users", "b", serves=Serves.INTERACTIVE)
     routes = Routes()
     routes.assign([batch, users], [Resource("chat", "a", fallbacks=("b",)), Resource("talk", "b", fallbacks=("a",))])
-    chat, talk = routes.of("chat"), routes.of("talk")
+    chat, talk = routes["chat"], routes["talk"]
     assert [(one.takes_background, one.takes_interactive) for one in (chat, talk)] == [(True, True)] * 2
     routes.assign([batch, users], [Resource("chat", "a"), Resource("talk", "b")])
     assert [(one.takes_background, one.takes_interactive) for one in (chat, talk)] == [(True, False), (False, True)]

@@ -86,7 +86,7 @@ class View:
         """Return whether the call's model has a slot for background work, and this process still owns its share of slots."""
         slots = self._model_slots
         return (self._demand.is_alone or self._demand.own_until_ms() > now_ms) and (
-            not slots.has_caps or slots.room(route.model_of(call.model)) >= 1
+            not slots.has_caps or slots.room(route.model or call.model) >= 1
         )
 
     def has_slot_for_user(self, state: DeploymentState, owner: str, now_ms: float) -> bool:
@@ -137,10 +137,9 @@ class View:
 
     def opens_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
         """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait briefly for them."""
-        budgets = route.budgets(state)
-        if not budgets:
+        if not state.budgets and not route.own_budgets:
             return 0.0
-        return self._budgets.opens_at_ms(budgets, self._patience_ms)
+        return self._budgets.opens_at_ms(route.budgets(state), self._patience_ms)
 
     def ready_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
         return max(state.ready_at_ms(), state.background_rests_until_ms, self.opens_at_ms(route, state))
@@ -151,15 +150,11 @@ class View:
 
     def wait_ms(self, route: NameRoute, now_ms: float, call: Call) -> int | None:
         """Return how long it is until the first deployment takes this call; None when one does now, or none is left."""
-        states = list(chain(route, call.models)) or [(route, state) for state in route.interactive_states]
+        states = [(one, state) for one in route.ways(call.models) for state in one.states]
+        states = states or [(route, state) for state in route.interactive_states]
         moments = (max(self.waits_ms(one, state, now_ms), state.waits_until_ms(call)) for one, state in states)
         wait_ms = math.ceil(min(moments, default=now_ms) - now_ms)
         return wait_ms if wait_ms > 0 else None
-
-
-def chain(route: NameRoute, models: frozenset[str] = frozenset()) -> Iterable[tuple[NameRoute, DeploymentState]]:
-    """Return every deployment that background calls for this name may go to, each with the route by which it is reached."""
-    return ((one, state) for one in route.ways(models) for state in one.states)
 
 
 def states_for(route: NameRoute, traffic: Traffic | None) -> list[DeploymentState]:
@@ -308,7 +303,7 @@ class Feedback:
             # In an error even a short key is redacted, though an answer could hold its letters by chance.
             error.redact(key.reveal())
         if not isinstance(error, PoolExhausted):
-            error.put_off(self._view.wait_ms(self._routes.of(call.model), now_ms, call))
+            error.put_off(self._view.wait_ms(self._routes[call.model], now_ms, call))
         return error
 
     def _learn(self, state: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:
@@ -399,7 +394,7 @@ class Admissions:
         is_retry = bool(call.attempt_count) and self._routes.is_retry(state, call, now_ms)
         attempt = state.budget.count(now_ms, is_retry=is_retry)
         # A resource may lead to another model by the time the call ends.
-        model = route.model_of(call.model)
+        model = route.model or call.model
         admission = Admission(state, call, traffic, model, attempt, is_probe, call.begin_by_ms)
         if traffic is not None and (state.counts_interactive or traffic.flex_wait_s):
             # An item's own moment is that of its lease.
@@ -484,7 +479,7 @@ class Admissions:
         if traffic is not None and not traffic.flex_wait_s:
             self._demand.note_interactive(route.interactive_states, traffic.owner)
         else:
-            self._demand.note_background(route.states, route.model_of(call.model), now_ms)
+            self._demand.note_background(route.states, route.model or call.model, now_ms)
 
     def begin_wait(self, states: Iterable[DeploymentState], call: Call, traffic: Traffic | None) -> None:
         for state in states:

@@ -8,7 +8,7 @@ full: waiting for a slot is no failure. Nothing here takes a slot, waits or send
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.ports import Clock
 from tidegate.core.schedule import Reason
-from tidegate.upstream.calls.admission import View, chain
+from tidegate.upstream.calls.admission import View
 from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.deployments import Deployments
@@ -60,9 +60,9 @@ class Availability:
                 slots = max(0, slots - state.waiting + READY_MAX)
             free += slots
         if free and self._model_slots.has_caps:
-            free = int(min(free, max(0, self._model_slots.room(route.model_of(model)))))
+            free = int(min(free, max(0, self._model_slots.room(route.model or model))))
         if not self._demand.is_alone:
-            asked = route.model_of(model)
+            asked = route.model or model
             self._demand.ask(route.states, asked)
             self._demand.note_background(route.states, asked, now_ms)
             if not free:
@@ -82,7 +82,8 @@ class Availability:
 
     def rests_until_ms(self, route: NameRoute) -> float:
         now_ms = self._clock.monotonic_ms()
-        at_ms = min((self._rest_ends_ms(one, state, now_ms) for one, state in chain(route)), default=0.0)
+        ways = (route, *route.fallbacks)
+        at_ms = min((self._rest_ends_ms(one, state, now_ms) for one in ways for state in one.states), default=0.0)
         return at_ms if at_ms > now_ms else 0.0
 
     def closed(self, route: NameRoute, model: str) -> str:
@@ -112,7 +113,7 @@ class Availability:
         return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
 
     def budgets(self, route: NameRoute) -> list[tuple[Budget, ...]]:
-        return [one.budgets(state) for one, state in chain(route)]
+        return [one.budgets(state) for one in (route, *route.fallbacks) for state in one.states]
 
     def _rest_ends_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
         """The moment at which a deployment's rest ends. A probe that is out may end it at any time, so the time of the next probe would

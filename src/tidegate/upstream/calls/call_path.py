@@ -177,7 +177,10 @@ class CallPath:
         try:
             if admission.is_probe:
                 await probe(state)
-            total_s = min(left_s + call.grace_ms / 1000, route.total_s(state, call.endpoint))
+            total_s = route.total_timeout_s
+            if total_s is None:
+                total_s = state.total_s(call.endpoint)
+            total_s = min(left_s + call.grace_ms / 1000, total_s)
             if shaped is not None:
                 return await self._exchange.open(route, admission, shaped, total_s)
             if is_plain:

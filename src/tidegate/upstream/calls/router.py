@@ -126,30 +126,30 @@ class Router:
 
     def model_of(self, name: str) -> str:
         """Return the model that a resource leads to; any other name is a model's own."""
-        return self._routes.of(name).model_of(name)
+        return self._routes[name].model or name
 
     # Calls.
 
     def send(self, call: Call) -> Coroutine[Any, Any, Answer]:
         """Send an item's request, alone or with others of its job."""
-        return self._calls.send(self._routes.of(call.model), call)
+        return self._calls.send(self._routes[call.model], call)
 
     def send_interactive(self, call: Call, owner: str) -> Coroutine[Any, Any, Answer]:
         """Send an item's request as a call that a user waits for; `owner` is the share owner of its slots."""
-        return self._calls.send_interactive(self._routes.of(call.model), call, owner)
+        return self._calls.send_interactive(self._routes[call.model], call, owner)
 
     def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
         """Begin an interactive call; return its answer, or a stream from its first byte on."""
-        route, traces = self._routes.of(call.model), tracing.ACTIVE
+        route, traces = self._routes[call.model], tracing.ACTIVE
         if traces is None:
             return self._calls.open(route, call, traffic)
         return open_traced(traces, partial(self._calls.open, route), call, traffic)
 
     def takes_interactive(self, model: str) -> bool:
-        return self._routes.of(model).takes_interactive
+        return self._routes[model].takes_interactive
 
     def takes_flex(self, model: str) -> bool:
-        return self._routes.of(model).takes_flex
+        return self._routes[model].takes_flex
 
     def interactive(self, deployment: str) -> tuple[int, int]:
         """Return how many interactive calls this process has at a deployment, and how many of them wait for their first token."""
@@ -159,25 +159,25 @@ class Router:
     # What the engine asks before it sends.
 
     def knows(self, model: str) -> bool:
-        return self._routes.of(model).takes_background
+        return self._routes[model].takes_background
 
     def free_slots(self, model: str) -> int:
-        return self._available.free(self._routes.of(model), model)
+        return self._available.free(self._routes[model], model)
 
     def items_per_call(self, model: str | None = None) -> int:
-        routes = self._routes.all() if model is None else (self._routes.of(model),)
+        routes = self._routes.all() if model is None else (self._routes[model],)
         return max((one.items_per_call for route in routes for one in (route, *route.fallbacks)), default=1)
 
     def rests_until_ms(self, model: str) -> float:
-        return self._available.rests_until_ms(self._routes.of(model))
+        return self._available.rests_until_ms(self._routes[model])
 
     def closed(self, model: str) -> str:
         """Return why nothing may be sent to this model now; empty while something may."""
-        return self._available.closed(self._routes.of(model), model)
+        return self._available.closed(self._routes[model], model)
 
     def budgets(self, model: str) -> list[tuple[Budget, ...]]:
         """Return the budgets that bind calls for this name, for each deployment that could take them."""
-        return self._available.budgets(self._routes.of(model))
+        return self._available.budgets(self._routes[model])
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
         return self._available.spent_until_ms(budgets)
@@ -213,7 +213,7 @@ class Router:
 
     def prices(self, model: str) -> list[Price | None]:
         """Return the price of tokens at each deployment that serves this name; None where they cost nothing."""
-        return [state.deployment.price for state in self._routes.of(model).states]
+        return [state.deployment.price for state in self._routes[model].states]
 
     async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""

@@ -50,7 +50,7 @@ class EmbeddingGroups:
     endpoint = path = embeddings.ENDPOINT
 
     def read(self, route: NameRoute, call: Call) -> Part | str:
-        return embeddings.read(call.endpoint, route.model_of(call.model), call.body)
+        return embeddings.read(call.endpoint, route.model or call.model, call.body)
 
     def items_max(self, deployment: Deployment) -> int:
         return deployment.upstream_max_batch_inputs
@@ -82,7 +82,7 @@ class ChatGroups:
             return Singly.MODE
         # All items of a call go to one deployment under one name, so the same deployments must be able to take each of them over.
         failover = tuple(state.deployment.name for state in route.states)
-        model = route.model_of(call.model)
+        model = route.model or call.model
         way = chat.ChatRoute("", "", "", call.model, model, failover)
         return chat.read(call.endpoint, call.body, way, batching, executor=batching.has_executor)
 

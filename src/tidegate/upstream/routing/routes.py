@@ -26,7 +26,11 @@ Place = tuple[str, int]
 
 class NameRoute:
     """The deployments of a name. They may change while calls are out: a waiting call sees the current ones. After them come its
-    `fallbacks`."""
+    `fallbacks`.
+
+    `model` is the model that a resource's name leads to, empty where the name is a model's own. `total_timeout_s` is how long a whole
+    call for this name may take; None where the deployment says it.
+    """
 
     def __init__(self, states: Sequence[DeploymentState] = (), resource: Resource | None = None) -> None:
         self.states: list[DeploymentState] = []
@@ -37,8 +41,8 @@ class NameRoute:
         self.fallbacks: tuple[NameRoute, ...] = ()
         self.is_plain = self.is_direct = self.has_one_shape = True
         self.takes_background = self.takes_flex = self.takes_interactive = False
-        self._total_s: float | None = None
-        self._model = ""
+        self.total_timeout_s: float | None = None
+        self.model = ""
         self._replaced: frozenset[str] = frozenset()
         self._made: dict[str, tuple[tuple[Budget, ...], tuple[Budget, ...]]] = {}
         self._by_place: dict[Place, NameRoute] = {}
@@ -55,17 +59,17 @@ class NameRoute:
         self.flex_states = [state for state in self.states if state.queued_line is None]
         self.items_per_call = max((state.deployment.items_per_call_max for state in self.states), default=1)
         self.own_budgets = ()
-        self._total_s = None if resource is None else resource.total_timeout_s
-        self._model = ""
+        self.total_timeout_s = None if resource is None else resource.total_timeout_s
+        self.model = ""
         self._replaced = frozenset()
         self._made = {}
         if resource is not None:
             limits = tuple(limit for limit in resource.limits if limit.enabled)
             self._replaced = frozenset(limit.period for limit in limits)
-            self._model = resource.model if is_fallback or resource.model != resource.name else ""
+            self.model = resource.model if is_fallback or resource.model != resource.name else ""
             if limits:
                 self.own_budgets = (Budget(LimitBound.RESOURCE, resource.name, limits),)
-        self.is_plain = not self._model and not self.own_budgets
+        self.is_plain = not self.model and not self.own_budgets
         self._sum_up()
 
     def narrowed(self, states: list[DeploymentState]) -> "NameRoute":
@@ -105,23 +109,15 @@ class NameRoute:
         """Return this route and then its fallbacks, only those that lead to one of these models; all when no models are given."""
         if not models:
             return (self, *self.fallbacks)
-        return (self, *(one for one in self.fallbacks if not one._model or one._model in models))
+        return (self, *(one for one in self.fallbacks if not one.model or one.model in models))
 
     def has_failed(self, call: Call) -> bool:
         """Return whether every deployment of this route failed this call before."""
         return bool(self.states) and all(state.has_failed(call.idempotency_key) for state in self.states)
 
-    def model_of(self, model: str) -> str:
-        """Return the model that a resource's name leads to; any other name is a model's own."""
-        return self._model or model
-
-    def total_s(self, state: DeploymentState, endpoint: str) -> float:
-        """Return how long a whole call for this name may take on this deployment."""
-        return state.total_s(endpoint) if self._total_s is None else self._total_s
-
     def body(self, state: DeploymentState, body: bytes) -> bytes:
         """Return the request with the name by which the deployment knows the model."""
-        model = state.deployment.upstream_model or self._model
+        model = state.deployment.upstream_model or self.model
         return renamed(body, model) if model else body
 
     def budgets(self, state: DeploymentState) -> tuple[Budget, ...]:
@@ -144,15 +140,15 @@ class NameRoute:
         yield from self.own_budgets
 
 
-class Routes:
-    """The route of each name, and one route for all other names."""
+class Routes(dict[str, NameRoute]):
+    """The route of each name; a name that has none gets the one route for all other names."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, NameRoute] = {}
+        super().__init__()
         self._any = NameRoute()
 
-    def of(self, name: str) -> NameRoute:
-        return self._by_name.get(name) or self._any
+    def __missing__(self, name: str) -> NameRoute:
+        return self._any
 
     def is_retry(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
         """Return whether this deployment failed this call before. A failover from another deployment is a first attempt here.
@@ -163,7 +159,7 @@ class Routes:
             return False
         if state.has_failed(call.idempotency_key):
             return True
-        route = self.of(call.model)
+        route = self[call.model]
         others = [one for way in (route, *route.fallbacks) for one in way.states if one is not state]
         if any(one.has_failed(call.idempotency_key) for one in others):
             return False
@@ -174,11 +170,11 @@ class Routes:
         return state.budget.allows_retry(now_ms) or not self.is_retry(state, call, now_ms)
 
     def all(self) -> Iterable[NameRoute]:
-        return (*self._by_name.values(), self._any)
+        return (*self.values(), self._any)
 
     def names(self) -> list[str]:
         """Return every name that leads to a deployment."""
-        return [name for name, route in self._by_name.items() if route.states or route.interactive_states]
+        return [name for name, route in self.items() if route.states or route.interactive_states]
 
     def assign(self, states: Iterable[DeploymentState], resources: Iterable[Resource]) -> dict[str, str]:
         """Assign deployments to every name from now on; a name that is gone leads nowhere. Return the resources that lead nowhere, each
@@ -204,14 +200,14 @@ class Routes:
                     f"resource {resource.name!r} routes to model {resource.model!r}, which no deployment serves: "
                     "add it under models, or correct the resource's model"
                 )
-        for name in self._by_name.keys() - wanted.keys():
-            gone = self._by_name.pop(name)
+        for name in self.keys() - wanted.keys():
+            gone = self.pop(name)
             gone.assign(())
             gone.fall_back_to({})
         for name, (found, own) in wanted.items():
             aims = {} if own is None else fallbacks(own, by_resource)
             later = {one: (by_model.get(aim.model) or for_any, aim) for one, aim in aims.items()}
-            _lead_in_order(self._by_name.setdefault(name, NameRoute()), found, own, later)
+            _lead_in_order(self.setdefault(name, NameRoute()), found, own, later)
         _lead_in_order(self._any, for_any, None, {})
         return lost
 
