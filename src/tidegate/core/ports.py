@@ -162,7 +162,7 @@ class Upstream(Protocol):
     def knows(self, model: str) -> bool:
         """Return whether any deployment is configured for this model."""
 
-    def price_of(self, name: str) -> Price | None:
+    def price_of(self, name: str, /) -> Price | None:
         """Return the price of tokens at a deployment; None where they cost nothing."""
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:

@@ -58,8 +58,8 @@ def _twice_the_usage(usage: Any) -> Any:
     return {**found, "input_tokens": 2 * found["input_tokens"] + 1}
 
 
-def _open_as_users(self: NamedCalls, route: Any, call: Any, traffic: Any) -> Any:
-    return _open(self, route, call, traffic._replace(flex_wait_s=0.0))
+def _open_as_users(self: NamedCalls, call: Any, traffic: Any) -> Any:
+    return _open(self, call, traffic._replace(flex_wait_s=0.0))
 
 
 def _begin_for_a_while(self: tides.DeploymentTide, key: str, body: bytes, hand_backs: int = 0, *kind: Any) -> Any:

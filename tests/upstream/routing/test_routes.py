@@ -73,11 +73,11 @@ def test_names_lead_to_their_own_first_and_by_order_to_the_others() -> None:
         "what a key does not allow is left out"
     )
     assert (chat.is_direct, routes["m"].is_direct, routes["n"].is_direct) == (False, False, True)
-    assert (routes["unknown"].states, routes["unknown"].is_direct) == ([anyone], True)
+    assert (routes.other.states, routes.other.is_direct) == ([anyone], True)
     assert not chat.fallbacks[1].is_plain
     lost = routes.assign([one], [Resource("chat", "n")])
     assert "routes to model 'n', which no deployment serves" in lost["chat"]
-    assert (chat.states, chat.fallbacks, routes["unknown"].states) == ([], (), []), "calls that still wait there fail"
+    assert (chat.states, chat.fallbacks, routes.other.states) == ([], (), []), "calls that still wait there fail"
     assert [way.states for way in routes["m"].ways(frozenset())] == [[one]]
     assert routes.names() == ["m"]
 

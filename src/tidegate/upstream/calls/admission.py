@@ -64,6 +64,8 @@ BUSY = (429, 503, 529)
 
 
 class View:
+    """What is known at one moment. `routes` is where names lead: for reading."""
+
     def __init__(
         self,
         routes: Routes,
@@ -73,7 +75,7 @@ class View:
         estimator: TokenEstimator,
         patience_ms: float,
     ) -> None:
-        self._routes = routes
+        self.routes = routes
         self._model_slots = slots
         self._demand = demand
         self._budgets = budget_client
@@ -98,7 +100,7 @@ class View:
             return False
         if state.refusals.waiting and state.refusals.waits_until_ms(call.idempotency_key) > now_ms:
             return False
-        if call.attempt_count and not self._routes.may_try(state, call, now_ms):
+        if call.attempt_count and not self.routes.may_try(state, call, now_ms):
             return False
         if state.tide is not None and not state.tide.can_take(call.idempotency_key, call.body):
             return False
@@ -116,7 +118,7 @@ class View:
         return fits_now and (not terms.counts_tokens or tokens <= terms.tokens_max)
 
     def may_try(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
-        return self._routes.may_try(state, call, now_ms)
+        return self.routes.may_try(state, call, now_ms)
 
     def are_limits_away(self, now_ms: float) -> bool:
         return self._budgets.unreachable_until_ms > now_ms
@@ -303,7 +305,7 @@ class Feedback:
             # In an error even a short key is redacted, though an answer could hold its letters by chance.
             error.redact(key.reveal())
         if not isinstance(error, PoolExhausted):
-            error.put_off(self._view.wait_ms(self._routes[call.model], now_ms, call))
+            error.put_off(self._view.wait_ms(self._routes.get(call.model, self._routes.other), now_ms, call))
         return error
 
     def _learn(self, state: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:

@@ -34,6 +34,7 @@ class Availability:
         in_flight_max: int,
     ) -> None:
         self._view = view
+        self._routes = view.routes
         self._states = states
         self._model_slots = slots
         self._demand = demand
@@ -41,10 +42,20 @@ class Availability:
         self._clock = clock
         self._in_flight_max = in_flight_max
 
-    def free(self, route: NameRoute, model: str) -> int:
+    def knows(self, model: str) -> bool:
+        """Return whether background calls for this name lead anywhere."""
+        return self._routes.get(model, self._routes.other).takes_background
+
+    def items_per_call(self, model: str | None = None) -> int:
+        """Return the most items that may share a call for this name; without a name, for any."""
+        routes = self._routes.all() if model is None else (self._routes.get(model, self._routes.other),)
+        return max((one.items_per_call for route in routes for one in (route, *route.fallbacks)), default=1)
+
+    def free_slots(self, model: str) -> int:
         """Return how many more items may go out for this name: one for each call, or more where several share one."""
+        route = self._routes.get(model, self._routes.other)
         free = self._free_of_one(route, model)
-        if not free and route.fallbacks and self.is_away(route):
+        if not free and route.fallbacks and self._is_away(route):
             free = next(filter(None, (self._free_of_one(one, model) for one in route.fallbacks)), 0)
         return free
 
@@ -75,21 +86,22 @@ class Availability:
             free = max(0, min(free, spare))
         return free if route.items_per_call == 1 else self._waiting_groups.room(route, free)
 
-    def is_away(self, route: NameRoute) -> bool:
+    def _is_away(self, route: NameRoute) -> bool:
         """Return whether none of the name's own deployments would take a call now, even with a slot free."""
         now_ms = self._clock.monotonic_ms()
         return all(self._view.ready_at_ms(route, state) > now_ms for state in route.states)
 
-    def rests_until_ms(self, route: NameRoute) -> float:
-        now_ms = self._clock.monotonic_ms()
+    def rests_until_ms(self, model: str) -> float:
+        """Return the moment before which nothing may be sent for this name; 0 when it may be sent now."""
+        now_ms, route = self._clock.monotonic_ms(), self._routes.get(model, self._routes.other)
         ways = (route, *route.fallbacks)
         at_ms = min((self._rest_ends_ms(one, state, now_ms) for one in ways for state in one.states), default=0.0)
         return at_ms if at_ms > now_ms else 0.0
 
-    def closed(self, route: NameRoute, model: str) -> str:
+    def closed(self, model: str) -> str:
         """Return why nothing may be sent now; empty while something may, or when no deployment serves this name."""
-        now_ms = self._clock.monotonic_ms()
-        if not route.states or self.free(route, model):
+        now_ms, route = self._clock.monotonic_ms(), self._routes.get(model, self._routes.other)
+        if not route.states or self.free_slots(model):
             return ""
         states = [
             state for state in route.states if max(state.ready_at_ms(), state.background_rests_until_ms) <= now_ms
@@ -112,7 +124,9 @@ class Availability:
         at_ms = self._view.worth_sending_at_ms(budgets)
         return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
 
-    def budgets(self, route: NameRoute) -> list[tuple[Budget, ...]]:
+    def budgets(self, model: str) -> list[tuple[Budget, ...]]:
+        """Return the budgets that bind calls for this name, for each deployment that could take them."""
+        route = self._routes.get(model, self._routes.other)
         return [one.budgets(state) for one in (route, *route.fallbacks) for state in one.states]
 
     def _rest_ends_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:

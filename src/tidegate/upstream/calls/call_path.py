@@ -253,24 +253,27 @@ class NamedCalls:
         self._groups = groups
         self._key_slots = key_slots
         self._view = view
+        self._routes = view.routes
         self._clock = clock
 
-    def send(self, route: NameRoute, call: Call) -> Coroutine[Any, Any, Answer]:
-        """Send an item's call."""
+    def send(self, call: Call) -> Coroutine[Any, Any, Answer]:
+        """Send an item's request, alone or with others of its job."""
+        route = self._routes.get(call.model, self._routes.other)
         if call.parallel:
             return self._send_within(route, call)
         if not route.is_direct:
             return self._send(route, call)
         return self._path.open(route, call, None) if route.items_per_call == 1 else self._groups.send(route, call)
 
-    def open(self, route: NameRoute, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
+    def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
         """Begin an interactive call; return its answer, or a stream from its first byte on."""
+        route = self._routes.get(call.model, self._routes.other)
         if call.parallel:
             return self._open_within(route, call, traffic)
         return self._along(route, call, traffic) if route.fallbacks else self._path.open(route, call, traffic)
 
-    async def send_interactive(self, route: NameRoute, call: Call, owner: str) -> Answer:
-        """Send an item's call in front of background work, and read its whole answer."""
+    async def send_interactive(self, call: Call, owner: str) -> Answer:
+        """Send an item's request in front of background work, and read its whole answer; `owner` is the share owner of its slots."""
         now_s = self._clock.now_ms() // 1000
         translation: ItemTranslation | None = None
 
@@ -280,7 +283,7 @@ class NamedCalls:
             return translation.shaped
 
         try:
-            response = await self.open(route, call, Traffic(shape, is_stream=False, owner=owner, is_item=True))
+            response = await self.open(call, Traffic(shape, is_stream=False, owner=owner, is_item=True))
         except UpstreamError as error:
             if translation is not None:
                 translation.failed(error)

@@ -5,7 +5,7 @@ moment, and the engine decides what to do until then. It waits only for a budget
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,8 @@ from tidegate.upstream.tide.tides import TideLimit, tide_of
 
 
 class Router:
+    """The Upstream port is made of the parts' own methods: `NamedCalls` sends an item's call, `Availability` says what may be sent."""
+
     def __init__(
         self,
         transport: Transport,
@@ -87,6 +89,15 @@ class Router:
         self._path = CallPath(view, slot_queue, admissions, feedback, exchange, clock, patience_ms)
         groups = Groups(self._path, self._waiting_groups, clock, policy.attempts_grouped)
         self._calls = NamedCalls(self._path, groups, key_slots, view, clock)
+        # What the engine asks for each item.
+        self.send, self.send_interactive = self._calls.send, self._calls.send_interactive
+        self.knows, self.items_per_call = self._available.knows, self._available.items_per_call
+        self.free_slots, self.closed = self._available.free_slots, self._available.closed
+        self.rests_until_ms, self.spent_until_ms = self._available.rests_until_ms, self._available.spent_until_ms
+        self.budgets = self._available.budgets
+        self.price_of = self._states.prices.get
+        self.recorded = transport.recorded
+        self.on_room = self._room.listen
         self._sharing = None
         if limits is not None and not demand.is_alone:
             owners = (self._states, self._model_slots, key_slots)
@@ -126,67 +137,27 @@ class Router:
 
     def model_of(self, name: str) -> str:
         """Return the model that a resource leads to; any other name is a model's own."""
-        return self._routes[name].model or name
+        return self._routes.get(name, self._routes.other).model or name
 
     # Calls.
 
-    def send(self, call: Call) -> Coroutine[Any, Any, Answer]:
-        """Send an item's request, alone or with others of its job."""
-        return self._calls.send(self._routes[call.model], call)
-
-    def send_interactive(self, call: Call, owner: str) -> Coroutine[Any, Any, Answer]:
-        """Send an item's request as a call that a user waits for; `owner` is the share owner of its slots."""
-        return self._calls.send_interactive(self._routes[call.model], call, owner)
-
     def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
         """Begin an interactive call; return its answer, or a stream from its first byte on."""
-        route, traces = self._routes[call.model], tracing.ACTIVE
+        traces = tracing.ACTIVE
         if traces is None:
-            return self._calls.open(route, call, traffic)
-        return open_traced(traces, partial(self._calls.open, route), call, traffic)
+            return self._calls.open(call, traffic)
+        return open_traced(traces, self._calls.open, call, traffic)
 
     def takes_interactive(self, model: str) -> bool:
-        return self._routes[model].takes_interactive
+        return self._routes.get(model, self._routes.other).takes_interactive
 
     def takes_flex(self, model: str) -> bool:
-        return self._routes[model].takes_flex
+        return self._routes.get(model, self._routes.other).takes_flex
 
     def interactive(self, deployment: str) -> tuple[int, int]:
         """Return how many interactive calls this process has at a deployment, and how many of them wait for their first token."""
         state = self._states[deployment]
         return state.interactive_in_flight, state.interactive_awaiting
-
-    # What the engine asks before it sends.
-
-    def knows(self, model: str) -> bool:
-        return self._routes[model].takes_background
-
-    def free_slots(self, model: str) -> int:
-        return self._available.free(self._routes[model], model)
-
-    def items_per_call(self, model: str | None = None) -> int:
-        routes = self._routes.all() if model is None else (self._routes[model],)
-        return max((one.items_per_call for route in routes for one in (route, *route.fallbacks)), default=1)
-
-    def rests_until_ms(self, model: str) -> float:
-        return self._available.rests_until_ms(self._routes[model])
-
-    def closed(self, model: str) -> str:
-        """Return why nothing may be sent to this model now; empty while something may."""
-        return self._available.closed(self._routes[model], model)
-
-    def budgets(self, model: str) -> list[tuple[Budget, ...]]:
-        """Return the budgets that bind calls for this name, for each deployment that could take them."""
-        return self._available.budgets(self._routes[model])
-
-    def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
-        return self._available.spent_until_ms(budgets)
-
-    def recorded(self, items: Iterable[tuple[str, int]]) -> None:
-        self._transport.recorded(items)
-
-    def on_room(self, tell: Callable[[], None]) -> None:
-        self._room.listen(tell)
 
     # What operators and callers ask.
 
@@ -207,13 +178,9 @@ class Router:
         """Return the ids of spent budgets, and until which monotonic moment each is spent, as far as is known here."""
         return self._budgets.spent()
 
-    def price_of(self, name: str) -> Price | None:
-        """Return the price of tokens at a deployment; None where they cost nothing."""
-        return self._states.prices.get(name)
-
     def prices(self, model: str) -> list[Price | None]:
         """Return the price of tokens at each deployment that serves this name; None where they cost nothing."""
-        return [state.deployment.price for state in self._routes[model].states]
+        return [state.deployment.price for state in self._routes.get(model, self._routes.other).states]
 
     async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
         """Ask one deployment, through the control client, whether it is there and which models it serves."""

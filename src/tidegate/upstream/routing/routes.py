@@ -141,14 +141,11 @@ class NameRoute:
 
 
 class Routes(dict[str, NameRoute]):
-    """The route of each name; a name that has none gets the one route for all other names."""
+    """The route of each name. `other` is the one of every name that has none of its own: `routes.get(name, routes.other)`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._any = NameRoute()
-
-    def __missing__(self, name: str) -> NameRoute:
-        return self._any
+        self.other = NameRoute()
 
     def is_retry(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
         """Return whether this deployment failed this call before. A failover from another deployment is a first attempt here.
@@ -159,7 +156,7 @@ class Routes(dict[str, NameRoute]):
             return False
         if state.has_failed(call.idempotency_key):
             return True
-        route = self[call.model]
+        route = self.get(call.model, self.other)
         others = [one for way in (route, *route.fallbacks) for one in way.states if one is not state]
         if any(one.has_failed(call.idempotency_key) for one in others):
             return False
@@ -170,7 +167,7 @@ class Routes(dict[str, NameRoute]):
         return state.budget.allows_retry(now_ms) or not self.is_retry(state, call, now_ms)
 
     def all(self) -> Iterable[NameRoute]:
-        return (*self.values(), self._any)
+        return (*self.values(), self.other)
 
     def names(self) -> list[str]:
         """Return every name that leads to a deployment."""
@@ -208,7 +205,7 @@ class Routes(dict[str, NameRoute]):
             aims = {} if own is None else fallbacks(own, by_resource)
             later = {one: (by_model.get(aim.model) or for_any, aim) for one, aim in aims.items()}
             _lead_in_order(self.setdefault(name, NameRoute()), found, own, later)
-        _lead_in_order(self._any, for_any, None, {})
+        _lead_in_order(self.other, for_any, None, {})
         return lost
 
 
