@@ -30,7 +30,8 @@ from tidegate.web import app as web
 from tidegate.web import scrape
 from tidegate.web.context import WebContext
 from tidegate.web.doors import SCOPES
-from tidegate.web.http.routes import Guarded, guarded_routes
+from tidegate.web.http.auth import guarded_routes
+from tidegate.web.http.routes import Guarded
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "tidegate"

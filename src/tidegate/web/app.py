@@ -29,11 +29,10 @@ from tidegate.web.doors import DOORS
 from tidegate.web.gateway.gateway import GatewayRoutes
 from tidegate.web.gauges import Gauges
 from tidegate.web.health import Health
-from tidegate.web.http.auth import Authenticator
+from tidegate.web.http.auth import Authenticator, guarded_routes
 from tidegate.web.http.door import HIDDEN, RequestDoor
 from tidegate.web.http.intake import BodyRoom
 from tidegate.web.http.pages import static_route
-from tidegate.web.http.routes import guarded_routes
 from tidegate.web.http.tenant_slots import stream_slots, upload_slots
 from tidegate.web.jobs.creation import JobCreation
 from tidegate.web.jobs.front_door import DoorParts

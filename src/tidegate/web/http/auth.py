@@ -4,8 +4,8 @@ there is no key and no other machine can connect.
 A command on this machine shows the token that a server left in its data directory. Who can read that file owns the data
 anyway, so the token is good for any tenant, but only from this machine. A refusal never says why. A row of a key is
 believed for two seconds at most, so a revoked or expired key stops working by then; open calls with that key are cut
-within a second more. This module decides who a caller is and which scopes it has. The store decides which things belong
-to the caller.
+within a second more. This module decides who a caller is, which scopes it has and which routes these open. The store
+decides which things belong to the caller.
 
 A right key is never refused for the mistakes of others. After too many wrong keys from an address or under a key's
 name, keys that have not been used here before are looked up a few at a time, and only the wrong ones among them are
@@ -13,14 +13,17 @@ answered with 429.
 """
 
 import asyncio
+import functools
 import hmac
 from collections import OrderedDict
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import structlog
 from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tidegate.core import ids, keys
 from tidegate.core.errors import ApiProblem, SettingsError, TidegateError
@@ -34,6 +37,8 @@ from tidegate.web.http.loopback import BY_SOCKET, is_loopback, refuse_remote
 from tidegate.web.http.pepper import pepper_of as pepper_of
 from tidegate.web.http.pepper import require_pepper
 from tidegate.web.http.problems import ANTHROPIC_PATHS
+from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers
+from tidegate.web.http.routes import Guarded
 
 log = structlog.get_logger()
 
@@ -280,6 +285,41 @@ class Authenticator:
             await self._store.mark_key_used(public_id)
         except TidegateError:
             return
+
+
+class CallerLimits(Protocol):
+    async def headers(self, caller: Caller) -> Headers:
+        """Return what the caller's limits have left, as headers."""
+
+
+def guarded_routes(authenticator: Authenticator, limits: CallerLimits, entries: list[Guarded]) -> list[Route]:
+    """Make one route per path, so that a 405 names every right method. Each request is authenticated first."""
+    by_path: dict[str, dict[str, Guarded]] = {}
+    for entry in entries:
+        by_path.setdefault(entry.path, {})[entry.method] = entry
+    return [
+        Route(path, GuardedPath(authenticator, limits, methods), methods=list(methods))
+        for path, methods in by_path.items()
+    ]
+
+
+class GuardedPath:
+    """The ASGI app of one path. Starlette would wrap a function in layers that repeat the door's work."""
+
+    def __init__(self, authenticator: Authenticator, limits: CallerLimits, methods: dict[str, Guarded]) -> None:
+        self._authenticator = authenticator
+        self._limits = limits
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        entry = self._methods["GET" if request.method == "HEAD" else request.method]
+        caller = await self._authenticator.caller(request, entry.scope)
+        scope["tidegate.intake"].belongs_to(caller.tenant_id)
+        if entry.makes_work:
+            scope[LIMIT_HEADERS] = functools.partial(self._limits.headers, caller)
+        response = await entry.handler(request, caller)
+        await response(scope, receive, send)
 
 
 def holder_of(public_id: str, row: dict[str, Any], known: keys.Scopes) -> Caller:
