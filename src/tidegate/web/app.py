@@ -31,6 +31,7 @@ from tidegate.web.gauges import Gauges
 from tidegate.web.health import Health
 from tidegate.web.http.auth import Authenticator, guarded_routes
 from tidegate.web.http.door import HIDDEN, RequestDoor
+from tidegate.web.http.inbound import ListenedApp
 from tidegate.web.http.intake import BodyRoom
 from tidegate.web.http.pages import static_route
 from tidegate.web.http.tenant_slots import stream_slots, upload_slots
@@ -53,8 +54,9 @@ SHARED_PATHS = ("/static/",)
 class AppPart:
     """The app behind a listener that serves only the operators' paths, or only all others."""
 
-    def __init__(self, app: ASGIApp, *, is_admin: bool) -> None:
+    def __init__(self, app: ListenedApp, *, is_admin: bool) -> None:
         self._app = app
+        self.busy = app.busy
         self._is_admin = is_admin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +83,7 @@ class Api(Starlette):
             shapes=dict(_longest_first(pair for door in DOORS for pair in door.error_shapes().items())),
             names=tuple(_longest_first([*(pair for door in DOORS for pair in door.metric_names), *ADMIN_NAMES])),
         )
+        self.busy = self._door.busy
 
     def build_middleware_stack(self) -> ASGIApp:
         return self._door

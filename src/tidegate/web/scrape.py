@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from tidegate import metrics
 from tidegate.settings import Settings
 from tidegate.web.gauges import Gauges
-from tidegate.web.http.door import HostChecked
+from tidegate.web.http.door import PlainDoor
 from tidegate.web.http.loopback import FORWARDED, is_local_program, is_loopback
 from tidegate.web.http.serving import ListenLimits, listening
 
@@ -56,7 +55,7 @@ async def scraped(
             raise HTTPException(403)
         return await _shown(gauges)
 
-    app = Starlette(routes=[Route(PATH, shown), *health], middleware=[Middleware(HostChecked)])
+    app = PlainDoor(Starlette(routes=[Route(PATH, shown), *health]))
     limits = ListenLimits(grace_s=settings.worker.grace_ms / 1000)
     async with listening(app, settings.metrics.host, settings.metrics.port, limits, stop) as address:
         yield address

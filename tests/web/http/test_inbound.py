@@ -42,7 +42,7 @@ def fares(taken_bytes: int, waiting_bytes: int = 100_000) -> Fares:
 
 
 def looked_at(*looks: tuple[float, Fares]) -> list[bool]:
-    connection = InboundConnection(("127.0.0.1", 1), 0.0)
+    connection = InboundConnection(("127.0.0.1", "1"), 0.0)
     return [connection.is_too_slow(now_s, unsent, 60.0) for now_s, unsent in looks]
 
 

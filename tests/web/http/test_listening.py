@@ -13,6 +13,7 @@ from starlette.routing import Route
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 from tidegate.settings.groups import ServerSettings
+from tidegate.web.http.door import PlainDoor
 from tidegate.web.http.serving import listen_limits, listening
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +25,7 @@ async def hello(request: object) -> PlainTextResponse:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
 async def test_a_name_or_an_address(host: str) -> None:
-    async with listening(Starlette(routes=[Route("/", hello)]), host, 0) as address:
+    async with listening(PlainDoor(Starlette(routes=[Route("/", hello)])), host, 0) as address:
         async with httpx2.AsyncClient(base_url=address) as client:
             assert (await client.get("/")).text == "hello"
 
@@ -32,7 +33,7 @@ async def test_a_name_or_an_address(host: str) -> None:
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "x" * 300])
 async def test_a_name_without_an_address_is_a_mistake_in_the_settings(host: str) -> None:
     with pytest.raises(SettingsError, match=r"server\.host"):
-        async with listening(Starlette(), host, 0):
+        async with listening(PlainDoor(Starlette()), host, 0):
             pass
 
 

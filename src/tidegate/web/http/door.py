@@ -14,6 +14,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
 from tidegate.web.http import problems
+from tidegate.web.http.inbound import Peer
 from tidegate.web.http.intake import BodyRoom, Intake, KeyCut
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 
@@ -69,6 +70,7 @@ class RequestDoor:
         self._room = room
         self._clock = clock
         self._entropy = entropy
+        self.busy: set[Peer] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,6 +100,7 @@ class RequestDoor:
                 raise KeyCut
             await send(message)
 
+        self.busy.add(scope["client"])
         try:
             _check_head(scope)
             await self._app(scope, intake, answer)
@@ -110,6 +113,7 @@ class RequestDoor:
             refusal = problems.refusal(error, shape, scope, request_id)
             await refusal(scope, intake, answer)
         finally:
+            self.busy.discard(scope["client"])
             intake.release()
             if intake.open_call is not None:
                 intake.open_call.leave()
@@ -198,17 +202,21 @@ def is_plain_host(host: bytes) -> bool:
     return found is not None and int(found[1] or 0) <= _PORT_MAX
 
 
-class HostChecked:
-    """Middleware that refuses a request with a bad Host in plain text, for a listener that is not the API."""
+class PlainDoor:
+    """The outermost layer of a listener that is not the API: it refuses a request with a bad Host in plain text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self.busy: set[Peer] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                check_host(scope["headers"], scope["http_version"])
-            except ApiProblem as problem:
-                await PlainTextResponse(problem.message, problem.status)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        self.busy.add(scope["client"])
+        app = self._app
+        try:
+            check_host(scope["headers"], scope["http_version"])
+        except ApiProblem as problem:
+            app = PlainTextResponse(problem.message, problem.status)
+        try:
+            await app(scope, receive, send)
+        finally:
+            self.busy.discard(scope["client"])

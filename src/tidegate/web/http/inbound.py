@@ -15,12 +15,13 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Collection
 from contextlib import closing, suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tidegate import metrics
 
@@ -45,7 +46,19 @@ _TCP_INFO = struct.Struct("=B51xI64xQ16xI")
 _OPEN_STATES = (1, 8)
 _ABORT_ON_CLOSE = struct.pack("ii", 1, 0)
 
-Peer = tuple[str, int]
+# A client's address and port, as the server writes them.
+Peer = tuple[str, str]
+
+
+class ListenedApp(Protocol):
+    """The ASGI app that a port serves."""
+
+    @property
+    def busy(self) -> Collection[Peer]:
+        """The clients that have a request under way. A connection has one at a time."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, /) -> None:
+        """Answer one request."""
 
 
 class Fares(NamedTuple):
@@ -90,29 +103,15 @@ class InboundConnection(msgspec.Struct):
 
 
 class InboundConnections:
-    def __init__(self, port: int, count_max: int, timeout_s: float) -> None:
-        """`timeout_s` is how long a client may take nothing of an answer."""
+    def __init__(self, port: int, count_max: int, timeout_s: float, busy: Collection[Peer]) -> None:
+        """`timeout_s` is how long a client may take nothing of an answer. `busy` has the clients with a request under way."""
         self._port = port
         self._count_max = count_max
         self._timeout_s = timeout_s
-        # Peers suffice: a connection has one request at a time.
-        self._busy: set[Peer] = set()
+        self._busy = busy
         # By inode, so that no descriptor has to be kept open. None is a socket that is not a client's connection.
         self._known: dict[int, InboundConnection | None] = {}
         self._count = 0
-
-    def counted(self, app: ASGIApp) -> ASGIApp:
-        """Wrap the app so that a request's connection is known to be busy while the app handles the request."""
-
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            peer = _peer(*(scope.get("client") or ("", 0)))
-            self._busy.add(peer)
-            try:
-                await app(scope, receive, send)
-            finally:
-                self._busy.discard(peer)
-
-        return handle
 
     async def watch(self) -> None:
         """Look at all connections again and again."""
@@ -239,6 +238,6 @@ def _close(found: socket.socket, *, abort: bool) -> None:
         found.shutdown(socket.SHUT_RDWR)
 
 
-def _peer(host: str, port: int | str) -> Peer:
-    """Return a client's address in one form: the server writes the port as text, and the kernel writes IPv4 within IPv6."""
-    return host.removeprefix("::ffff:"), int(port)
+def _peer(host: str, port: int) -> Peer:
+    """Return a client's address as the server writes it: the port as text, where the kernel writes a number."""
+    return host, str(port)

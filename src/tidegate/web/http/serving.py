@@ -6,7 +6,6 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import structlog
@@ -17,7 +16,7 @@ from granian.server.embed import Server
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
 from tidegate.upstream.http.connections import OTHER_FILES_COUNT
-from tidegate.web.http.inbound import InboundConnections
+from tidegate.web.http.inbound import InboundConnections, ListenedApp
 
 log = structlog.get_logger()
 
@@ -70,16 +69,16 @@ def listen_limits(settings: Settings) -> ListenLimits:
 
 @asynccontextmanager
 async def listening(
-    app: Any, host: str, port: int, limits: ListenLimits = DEFAULT_LIMITS, stop: asyncio.Event | None = None
+    app: ListenedApp, host: str, port: int, limits: ListenLimits = DEFAULT_LIMITS, stop: asyncio.Event | None = None
 ) -> AsyncIterator[str]:
-    """Serve an ASGI app while the block runs; yields the URL that answers.
+    """Serve an app while the block runs; yields the URL that answers.
 
     Leaving the block stops the server after the open answers, at the latest after the grace, which begins with `stop`."""
     host = _address_of(host)
     port = _claim(host, port)
-    inbound = InboundConnections(port, limits.connections_max, limits.client_timeout_s)
+    inbound = InboundConnections(port, limits.connections_max, limits.client_timeout_s, app.busy)
     server = Server(
-        inbound.counted(app),
+        app,
         address=host,
         port=port,
         interface=Interfaces.ASGINL,
