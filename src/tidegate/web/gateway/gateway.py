@@ -133,10 +133,11 @@ class GatewayRoutes:
             message = "This key does not allow the model: name one that it allows, or use another key."
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router
-        takes_background, takes_interactive = router.knows(wish.model), router.takes_interactive(wish.model)
-        is_taken = takes_background if wish.is_background else takes_interactive
-        if wish.is_flex and not wish.is_background:
-            is_taken = router.takes_flex(wish.model)
+        takes_interactive = router.takes_interactive(wish.model)
+        if takes_interactive and not (wish.is_background or wish.is_flex):
+            return
+        takes_background = router.knows(wish.model)
+        is_taken = takes_background if wish.is_background else wish.is_flex and router.takes_flex(wish.model)
         if wish.interactive_after_s is not None and takes_background and not takes_interactive:
             message = f"No deployment of this model takes interactive calls: leave `{INTERACTIVE_AFTER}` out."
             raise ApiProblem(400, "model_batch_only", message, param=INTERACTIVE_AFTER)
