@@ -122,9 +122,9 @@ class LiveConfig:
             await self._reload()
             # An entry that lacks a key or a file may get it; one that conflicts with the settings
             # stays unused until the next start.
-            may_mend = bool(self.unusable) and not self.settings.upstream.url
-            may_mend = may_mend or await asyncio.to_thread(self._renewal.has_news)
-            if not may_mend and await self._store.routing_number() == self._number:
+            may_change = bool(self.unusable) and not self.settings.upstream.url
+            may_change = may_change or await asyncio.to_thread(self._renewal.has_news)
+            if not may_change and await self._store.routing_number() == self._number:
                 await self._wake_what_rests()
                 await self._compare_terms()
                 return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FREE_BYTES_MIN = 1 << 30
 DESCRIPTORS_BESIDE = 256
-UNWELL = 1
+SOMETHING_WRONG = 1
 
 
 def doctor(
@@ -52,7 +52,7 @@ def doctor(
             typer.echo(f"{finding.grade:<8} {finding.about:<10} {terminal.clean(finding.text)}")
             if finding.to_do:
                 typer.echo(f"{'':20}-> {terminal.clean(finding.to_do)}")
-    raise typer.Exit(UNWELL if any(finding.grade is Grade.WRONG for finding in findings) else 0)
+    raise typer.Exit(SOMETHING_WRONG if any(finding.grade is Grade.WRONG for finding in findings) else 0)
 
 
 async def _examine(config: Path | None, data: Path | None, overrides: dict[str, object]) -> list[DoctorFinding]:
