@@ -99,7 +99,7 @@ class StoredRouting(Table):
 
     @reads
     async def terms(self, tx: Tx) -> str:
-        """Return the digest of the terms of the last look at work; empty if there was none."""
+        """Return the digest of the terms under which work was last woken; empty if it never was."""
         row = await tx.one("terms_get")
         return "" if row is None else str(row[0])
 
