@@ -298,12 +298,12 @@ async def _registered_run(parts: Parts, names: Sequence[str], share_owner: str |
         await me.enlist()
         yield me
         return
-    with hold_names(parts.settings.data_dir / "runs", names) as held:
-        for worker_id in held.dead_worker_ids:
+    with hold_names(parts.settings.data_dir / "runs", names) as locked:
+        for worker_id in locked.dead_worker_ids:
             await parts.store.declare_gone(worker_id, leaving=True)
         me = _incarnation(parts, WorkerDuty(share_owner=share_owner, servers=servers_name(parts.settings)))
         await me.enlist()
-        held.note_worker(me.id)
+        locked.note_worker(me.id)
         yield me
 
 

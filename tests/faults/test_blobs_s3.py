@@ -23,7 +23,7 @@ from tests.support.proxy import Proxies, Proxy
 from tests.support.s3 import S3Server
 from tidegate.backends import blobs_s3_writer
 from tidegate.backends.blobs_s3 import S3Blobs
-from tidegate.backends.blobs_s3_client import HeldObject, Objects, S3Settings
+from tidegate.backends.blobs_s3_client import Objects, S3Settings, StoredObject
 from tidegate.backends.blobs_s3_log import UNSEALED_BYTES_MAX, SpooledLog
 from tidegate.backends.blobs_s3_writer import S3Writer
 from tidegate.backends.disk import write_all
@@ -396,7 +396,7 @@ class Careless(Objects):
 class Opaque(Objects):
     """A store whose ETags say nothing of the bytes, as with encryption by a managed key."""
 
-    async def head(self, key: str) -> HeldObject | None:
+    async def head(self, key: str) -> StoredObject | None:
         state = await super().head(key)
         return state and msgspec.structs.replace(state, etag="0" * 32)
 

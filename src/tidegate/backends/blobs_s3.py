@@ -94,8 +94,8 @@ class S3Blobs:
                     yield large[start : start + PIECE_BYTES]
 
     async def size(self, blob_id: str) -> int | None:
-        held = await self._objects.head(object_key(blob_id))
-        return None if held is None else held.size_bytes
+        stored = await self._objects.head(object_key(blob_id))
+        return None if stored is None else stored.size_bytes
 
     async def recover(self, blob_id: str) -> int | None:
         """Write the whole lines of a spool file to the object, unless it has them already."""
@@ -159,10 +159,10 @@ class S3Blobs:
         self._missed.pop(blob_id, None)
 
     async def _copy(self, blob_id: str, scratch: Path) -> Path:
-        held = await self._objects.surely_head(object_key(blob_id))
-        if held is None:
+        stored = await self._objects.surely_head(object_key(blob_id))
+        if stored is None:
             raise BlobMissing(f"there is no blob {blob_id}")
-        size = held.size_bytes
+        size = stored.size_bytes
         # A unique name: several jobs may read the same input at once, and each removes its copy.
         path = scratch / f"{blob_id}.{secrets.token_hex(8)}"
         partial = path.with_name(path.name + ".part")

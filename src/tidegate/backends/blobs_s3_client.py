@@ -90,7 +90,7 @@ class S3Settings(msgspec.Struct, frozen=True):
         return f"S3Settings(bucket={self.bucket!r}, prefix={self.prefix!r}, endpoint={self.endpoint!r})"
 
 
-class HeldObject(msgspec.Struct, frozen=True):
+class StoredObject(msgspec.Struct, frozen=True):
     """The size and the ETag of an object, as the store reports them."""
 
     size_bytes: int
@@ -135,20 +135,20 @@ class Objects:
         self._where = _where(settings)
         self.store = _store(settings)
 
-    async def head(self, key: str) -> HeldObject | None:
+    async def head(self, key: str) -> StoredObject | None:
         try:
             meta = await self._persist_small(f"looking up {key}", lambda: obstore.head_async(self.store, key))
         except BlobMissing:
             return None
-        return HeldObject(meta["size"], (meta["e_tag"] or "").strip('"'))
+        return StoredObject(meta["size"], (meta["e_tag"] or "").strip('"'))
 
-    async def surely_head(self, key: str) -> HeldObject | None:
+    async def surely_head(self, key: str) -> StoredObject | None:
         """Look up an object that should exist. Ask twice if it is missing, as `read` does."""
-        held = await self.head(key)
-        if held is None:
+        stored = await self.head(key)
+        if stored is None:
             await asyncio.sleep(MISSING_PAUSE_MS / 1_000)
-            held = await self.head(key)
-        return held
+            stored = await self.head(key)
+        return stored
 
     async def put(self, key: str, data: bytes, mode: "PutMode" = "overwrite") -> None:
         """Write an object with one PUT.
@@ -179,8 +179,8 @@ class Objects:
         async def get() -> bytes:
             data = (await obstore.get_range_async(self.store, key, start=at, length=count)).to_bytes()
             if len(data) != count:
-                held = await self.head(key)
-                if held is None or held.size_bytes < at + count:
+                stored = await self.head(key)
+                if stored is None or stored.size_bytes < at + count:
                     raise BlobMissing(f"blob {key} ends before byte {at + count}: those bytes are gone")
                 raise GenericError(f"{len(data)} bytes came instead of {count}")
             return data
@@ -234,10 +234,10 @@ class Objects:
         If the ETag is something else (encryption with a managed key, other servers), the object is
         read back and hashed.
         """
-        held = await self.surely_head(key)
-        if held is None:
+        stored = await self.surely_head(key)
+        if stored is None:
             raise WrongBytes(f"{key} is not there after it was written")
-        await self._compare(key, held, expected)
+        await self._compare(key, stored, expected)
 
     async def grow(self, key: str, data: bytes) -> int:
         """Write these bytes as the object and verify it, unless it is longer already.
@@ -249,15 +249,15 @@ class Objects:
         """
         expected = await asyncio.to_thread(Print.of, data)
         for _ in range(GROW_TRIES_MAX):
-            held = await self.head(key)
-            if held is not None and held.size_bytes > len(data):
-                return held.size_bytes
-            if held is not None and held.size_bytes == len(data):
+            stored = await self.head(key)
+            if stored is not None and stored.size_bytes > len(data):
+                return stored.size_bytes
+            if stored is not None and stored.size_bytes == len(data):
                 with contextlib.suppress(WrongBytes):
-                    await self._compare(key, held, expected)
+                    await self._compare(key, stored, expected)
                     return len(data)
             with contextlib.suppress(AlreadyExistsError, PreconditionError):
-                await self.put(key, data, "create" if held is None else {"e_tag": f'"{held.etag}"'})
+                await self.put(key, data, "create" if stored is None else {"e_tag": f'"{stored.etag}"'})
         raise BlobUnavailable(
             f"{key} in {self._where} does not keep the bytes it is given: check the store, then try again"
         )
@@ -283,10 +283,10 @@ class Objects:
         finally:
             await self.delete(key)
 
-    async def _compare(self, key: str, held: HeldObject, expected: Print) -> None:
-        if held.size_bytes != expected.size_bytes:
-            raise WrongBytes(f"{key} has {held.size_bytes} bytes instead of {expected.size_bytes}")
-        if held.etag == expected.etag:
+    async def _compare(self, key: str, stored: StoredObject, expected: Print) -> None:
+        if stored.size_bytes != expected.size_bytes:
+            raise WrongBytes(f"{key} has {stored.size_bytes} bytes instead of {expected.size_bytes}")
+        if stored.etag == expected.etag:
             return
         sha256 = hashlib.sha256()
         async for chunk in self.chunks(key, 0, expected.size_bytes):

@@ -76,7 +76,7 @@ class S3Writer:
         self._key = key
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        self._held: deque[bytes] = deque()
+        self._first_blocks: deque[bytes] = deque()
         self._digests = Digests()
         self._blocks: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUED_BLOCKS_MAX)
         self._upload: asyncio.Task[None] | None = None
@@ -103,7 +103,7 @@ class S3Writer:
             expected = self._digests.print(multipart=self._upload is not None)
             self._sent_whole = True
             if self._upload is None:
-                await self._put_held(expected)
+                await self._put_whole(expected)
             else:
                 await self._send(None)
                 # Shielded, because a cancelled upload leaves its parts behind; `abort` removes
@@ -122,7 +122,7 @@ class S3Writer:
     async def abort(self) -> None:
         self._void = True
         self._gathered = []
-        self._held.clear()
+        self._first_blocks.clear()
         if self._finished:
             return
         if self._upload is not None and not self._upload.done():
@@ -145,7 +145,7 @@ class S3Writer:
         if self._upload is not None:
             await self._send(block)
             return
-        self._held.append(block)
+        self._first_blocks.append(block)
         if self._digests.size_bytes > PART_BYTES:
             self._upload = asyncio.create_task(self._run_upload())
             self._upload.add_done_callback(self._on_upload_over)
@@ -158,9 +158,9 @@ class S3Writer:
         if upload.done():
             await upload
 
-    async def _put_held(self, expected: Print) -> None:
-        data = b"".join(self._held)
-        self._held.clear()
+    async def _put_whole(self, expected: Print) -> None:
+        data = b"".join(self._first_blocks)
+        self._first_blocks.clear()
         try:
             await self._objects.put(self._key, data, "create")
         except AlreadyExistsError:
@@ -190,8 +190,8 @@ class S3Writer:
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         # Drop each block once the upload has it, so that the first part is not in memory twice.
-        while self._held:
-            yield self._held.popleft()
+        while self._first_blocks:
+            yield self._first_blocks.popleft()
         while True:
             next_block = await self._blocks.get()
             if self._aborting:

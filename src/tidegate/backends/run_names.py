@@ -20,7 +20,7 @@ from tidegate.core.errors import StoreRefused
 _FILE_BYTES_MAX = 200
 
 
-class HeldNames(msgspec.Struct, frozen=True):
+class LockedNames(msgspec.Struct, frozen=True):
     """The names of this process, and the workers of dead processes that had one of them before."""
 
     descriptors: tuple[int, ...]
@@ -34,13 +34,13 @@ class HeldNames(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def hold_names(directory: Path, names: Sequence[str]) -> Iterator[HeldNames]:
+def hold_names(directory: Path, names: Sequence[str]) -> Iterator[LockedNames]:
     """Hold these names. Raise StoreRefused if another process has one of them."""
     directory.mkdir(exist_ok=True, mode=0o700)
-    with ExitStack() as held:
-        descriptors = tuple(held.enter_context(_locked(directory / name)) for name in names)
+    with ExitStack() as locks:
+        descriptors = tuple(locks.enter_context(_locked(directory / name)) for name in names)
         found = [os.pread(one, _FILE_BYTES_MAX, 0).decode("ascii", "replace").split() for one in descriptors]
-        yield HeldNames(descriptors, tuple(dict.fromkeys(words[1] for words in found if len(words) == 2)))
+        yield LockedNames(descriptors, tuple(dict.fromkeys(words[1] for words in found if len(words) == 2)))
 
 
 @contextmanager

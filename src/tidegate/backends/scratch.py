@@ -30,27 +30,27 @@ def scratch_directory(root: Path) -> Iterator[Path]:
     try:
         _remove_dead(root)
         mine.mkdir(mode=0o700)
-        held = _locked(mine, fcntl.LOCK_EX)
-        assert held is not None
+        lock = _locked(mine, fcntl.LOCK_EX)
+        assert lock is not None
     finally:
         os.close(turn)
     try:
         yield mine
     finally:
         shutil.rmtree(mine, ignore_errors=True)
-        os.close(held)
+        os.close(lock)
 
 
 def _remove_dead(root: Path) -> None:
     for path in root.glob(PREFIX + "*"):
         try:
-            held = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             # The directory is gone already, or is not one of ours.
             continue
-        if held is not None:
+        if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
-            os.close(held)
+            os.close(lock)
 
 
 def _locked(path: Path, how: int) -> int | None:

@@ -224,10 +224,10 @@ def slices(case: Case, found: Finding) -> None:
             found.need(not open_numbers, f"the slice at {first} is done, but {len(open_numbers)} of its items are not")
         else:
             waiting.update(open_numbers)
-        held = row["lease_token"] is not None and row["worker_id"] is not None
-        if (row["state"] == "leased") != held:
+        has_lease = row["lease_token"] is not None and row["worker_id"] is not None
+        if (row["state"] == "leased") != has_lease:
             found.wrong(
-                f"the slice at {first} is {row['state']} and {'has' if held else 'lacks'} a lease's token and owner"
+                f"the slice at {first} is {row['state']} and {'has' if has_lease else 'lacks'} a lease's token and owner"
             )
         if row["state"] == "leased" and row["lease_count"] < 1:
             found.wrong(f"the slice at {first} is leased but counts no lease")

@@ -29,7 +29,7 @@ class Renewal:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ: Mapping[str, str] = os.environ if environ is None else environ
-        self._held: dict[str, Secret] = {}
+        self._last_good: dict[str, Secret] = {}
         self._stamps: dict[Path, Stamp] = {}
         self.troubles: dict[str, str] = {}
 
@@ -48,7 +48,7 @@ class Renewal:
         if path is None:
             return secrets.resolve(reference, self._environ)[0]
         self._stamps[path] = file_stamp(path)
-        known = self._held.get(reference, before)
+        known = self._last_good.get(reference, before)
         try:
             found = secrets.resolve(reference, self._environ)[0]
             if known is not None and not _is_one_word(found.reveal()):
@@ -58,7 +58,7 @@ class Renewal:
                 raise
             self.troubles[reference] = str(error)
             return known
-        self._held[reference] = found
+        self._last_good[reference] = found
         return found
 
     def renewed(self, deployment: Deployment) -> Deployment:

@@ -32,7 +32,7 @@ class RunningKeys:
         return list(self._turns)
 
     @asynccontextmanager
-    async def held(self, tenant_id: str, route: str, key: str | None) -> AsyncIterator[None]:
+    async def hold_key(self, tenant_id: str, route: str, key: str | None) -> AsyncIterator[None]:
         """Hold a tenant's key while its request runs. Raise a 409 if another request still has it.
 
         A request without a key does not wait. A key is unique within its `route`, as in the store.

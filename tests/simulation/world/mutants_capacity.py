@@ -72,7 +72,7 @@ CAPACITY: dict[str, Mutant] = {
     "slots_for_all": Mutant(
         "quiet",
         "slots are dealt without regard to who holds them",
-        patch(budgets, "next_holding", lambda cap, held_by_others, fair, in_use: (cap, max(cap, in_use))),
+        patch(budgets, "next_holding", lambda cap, others_share, fair, in_use: (cap, max(cap, in_use))),
     ),
     "rest_ignored": Mutant(
         "rests",

@@ -76,7 +76,7 @@ async def test_an_outage_of_one_queue_loses_nothing_and_holds_up_no_other() -> N
 
 
 async def test_the_oldest_result_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.upstream.queue.receipts.HELD_MAX", 3)
+    monkeypatch.setattr("tidegate.upstream.queue.receipts.UNACKNOWLEDGED_MAX", 3)
     queue, receipts = NotedQueue(), Receipts()
     ids = hold(receipts, queue, 5)
     receipts.recorded((JOB, number) for number in range(5))

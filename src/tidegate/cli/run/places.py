@@ -85,11 +85,11 @@ async def _bring_objects(name: str, settings: Settings, scratch: Path) -> list[S
         # In a directory of its own it keeps its name, which messages use.
         path = scratch / f"{number:06}" / (Path(one).name or "object")
         path.parent.mkdir()
-        held = await objects.head(one)
-        if held is None:
+        stored = await objects.head(one)
+        if stored is None:
             raise BlobMissing(one)
         with path.open("wb") as stream:
-            async for chunk in objects.chunks(one, 0, held.size_bytes):
+            async for chunk in objects.chunks(one, 0, stored.size_bytes):
                 await asyncio.to_thread(stream.write, chunk)
         files.append(SourceFile(path, one))
     return files
@@ -143,12 +143,12 @@ async def _set_aside(objects: "Bucket", key: str, path: Path, job_ids: Sequence[
     and print that.
 
     Return False if the object already equals this file."""
-    held = await objects.head(key)
-    if held is None or not held.size_bytes:
+    stored = await objects.head(key)
+    if stored is None or not stored.size_bytes:
         return True
-    if await _is_same(objects, key, held.size_bytes, path):
+    if await _is_same(objects, key, stored.size_bytes, path):
         return False
-    if not results.begins_with(await objects.read(key, 0, min(results.BEGIN_BYTES, held.size_bytes)), job_ids):
+    if not results.begins_with(await objects.read(key, 0, min(results.BEGIN_BYTES, stored.size_bytes)), job_ids):
         number = 1
         while await objects.head(f"{key}.{number}.old") is not None:
             number += 1

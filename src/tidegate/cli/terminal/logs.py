@@ -55,7 +55,7 @@ class Repeats:
     def __init__(self, now_ms: Callable[[], float]) -> None:
         self._now_ms = now_ms
         self._passed_ms: dict[Hashable, float] = {}
-        self._held: Counter[Hashable] = Counter()
+        self._dropped: Counter[Hashable] = Counter()
         self._lines: dict[str, tuple[float, int]] = {}
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -64,16 +64,16 @@ class Repeats:
         name, now_ms = str(event.get("event")), self._now_ms()
         about = (name, *(f"{key}={event[key]}" for key in sorted(event) if key not in _WORDS))
         if now_ms - self._passed_ms.get(about, -REPEAT_S * 1000) < REPEAT_S * 1000 or self._is_full(name, now_ms):
-            self._held[about if about in self._passed_ms else name] += 1
+            self._dropped[about if about in self._passed_ms else name] += 1
             raise structlog.DropEvent
-        held = self._held.pop(about, 0) + self._held.pop(name, 0)
+        dropped = self._dropped.pop(about, 0) + self._dropped.pop(name, 0)
         self._passed_ms.pop(about, None)
         self._passed_ms[about] = now_ms
         if len(self._passed_ms) > _KNOWN_MAX:
             oldest = next(iter(self._passed_ms))
             del self._passed_ms[oldest]
-            self._held.pop(oldest, None)
-        return {**event, "repeated": held} if held else event
+            self._dropped.pop(oldest, None)
+        return {**event, "repeated": dropped} if dropped else event
 
     def _is_full(self, name: str, now_ms: float) -> bool:
         began_ms, count = self._lines.get(name, (now_ms, 0))

@@ -24,24 +24,24 @@ def escape_line_breaks(text: bytes) -> bytes:
 class StreamEscaper:
     """Escape line breaks in text that comes in pieces, which may be cut anywhere."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_beginning",)
 
     def __init__(self) -> None:
-        self._held = b""
+        self._beginning = b""
 
     def feed(self, chunk: bytes) -> bytes:
         """Return what can be passed on now: everything but the beginning of a character that may have to be escaped."""
-        if self._held:
-            chunk = self._held + chunk
-            self._held = b""
+        if self._beginning:
+            chunk = self._beginning + chunk
+            self._beginning = b""
         for beginning in _BEGINNINGS:
             if chunk.endswith(beginning):
-                self._held = beginning
+                self._beginning = beginning
                 chunk = chunk.removesuffix(beginning)
                 break
         return escape_line_breaks(chunk)
 
     def end_stream(self) -> bytes:
         """Return the bytes that are still held, as they came."""
-        held, self._held = self._held, b""
-        return held
+        beginning, self._beginning = self._beginning, b""
+        return beginning

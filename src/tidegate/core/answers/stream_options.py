@@ -66,24 +66,24 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 class UsageChunkFilter:
     """Removes the chunks that only report usage from a stream. Feed it bytes; it passes events on when they are whole."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_rest",)
 
     def __init__(self) -> None:
-        self._held = b""
+        self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        data = self._held + chunk if self._held else chunk
+        data = self._rest + chunk if self._rest else chunk
         end = len(data) if data.endswith(b"\n\n") else _end_of_last_event(data, len(data))
         if not end and len(data) > EVENT_BYTES_MAX:
             # No engine reports usage in an event of this size.
             end = len(data)
-        whole, self._held = data[:end], data[end:]
+        whole, self._rest = data[:end], data[end:]
         return _without_usage_chunks(whole)
 
     def end_stream(self) -> bytes:
         """Return the held part of an event without its end."""
-        held, self._held = self._held, b""
-        return _without_usage_chunks(held)
+        rest, self._rest = self._rest, b""
+        return _without_usage_chunks(rest)
 
 
 def _end_of_last_event(data: bytes, before: int) -> int:

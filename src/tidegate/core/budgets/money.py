@@ -32,7 +32,7 @@ class MoneyLedger(Ledger):
         super().__init__()
         self.holder = holder
 
-    def held_by(self, holder: int) -> Self:
+    def for_holder(self, holder: int) -> Self:
         """Set the holder for whom later changes are made, and return this ledger."""
         self.holder = holder
         return self

@@ -23,10 +23,10 @@ def fair_shares(cap: int, wants: Mapping[str, int], turn: int) -> dict[str, int]
     return shares
 
 
-def next_holding(cap: int, held_by_others: int, fair: int, in_use: int) -> tuple[int, int]:
+def next_holding(cap: int, others_share: int, fair: int, in_use: int) -> tuple[int, int]:
     """Return how many calls a process may have in flight from now on, and how many to record for it.
 
     The recorded number is never less than what it has in flight already.
     """
-    may = max(0, min(fair, cap - held_by_others))
+    may = max(0, min(fair, cap - others_share))
     return may, max(may, in_use)

@@ -154,7 +154,7 @@ def explain(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list
         sentences.append(
             f"It is closing as {job.closing}: nothing new is sent, and {_slices(inputs.slices_leased)} still out."
         )
-    elif _held(job, inputs) is None:
+    elif _reason_to_hold(job, inputs) is None:
         sentences.extend(_running(job, inputs, for_owner=for_owner))
     elif inputs.slices_leased:
         sentences.append(f"{_slices(inputs.slices_leased)} still out.")
@@ -174,9 +174,9 @@ def causes(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[
         found.append(_step_failed(job, inputs, for_owner=for_owner))
     if job.state is not JobState.IN_PROGRESS or job.closing:
         return found
-    held = _held(job, inputs)
-    if held is not None:
-        return [*found, held]
+    hold = _reason_to_hold(job, inputs)
+    if hold is not None:
+        return [*found, hold]
     for unhealthy in inputs.unhealthy:
         found.extend(_unhealthy(unhealthy, for_owner=for_owner))
     found.extend(_spent(budget, for_owner=for_owner) for budget in inputs.spent)
@@ -200,7 +200,7 @@ def _step_failed(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> str:
     return f"{_STEPS[job.state]} failed {times}; it is {again}{advice}."
 
 
-def _held(job: Job, inputs: ExplainInputs) -> str | None:
+def _reason_to_hold(job: Job, inputs: ExplainInputs) -> str | None:
     """Return why a job that runs may not go on by its own settings; None where it may."""
     if job.paused_at is not None:
         for_now = spoken(max(0, inputs.now - job.paused_at))

@@ -39,9 +39,16 @@ class Workers(Table):
         rows = await tx.all("worker_leases", id=worker_id)
         return [
             Holding(
-                job_id, first, token, JobState(state), JobState(closing) if closing else None, ms, bool(held), left_ms
+                job_id,
+                first,
+                token,
+                JobState(state),
+                JobState(closing) if closing else None,
+                ms,
+                bool(is_held),
+                left_ms,
             )
-            for job_id, first, token, state, closing, ms, held, left_ms in rows
+            for job_id, first, token, state, closing, ms, is_held, left_ms in rows
         ]
 
     @reads

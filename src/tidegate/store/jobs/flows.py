@@ -26,15 +26,15 @@ class StoredFlows(Table):
         """Put a flow to sleep that has nothing to do, or nothing before a known moment. False: it has, or someone is at it now.
 
         The row is held before the work is looked for: a transaction that brings some waits for that, and then wakes the flow again."""
-        held = await tx.one("flow_hold", model=model, share_owner=share_owner)
-        if held is None:
+        locked = await tx.one("flow_hold", model=model, share_owner=share_owner)
+        if locked is None:
             return False
         has_open, is_active = await _work(tx, model, share_owner)
         if is_active:
             return False
         wakes = await tx.one("flow_ready_at", model=model, share_owner=share_owner) if has_open else None
         await tx.all("flow_sleep", model=model, share_owner=share_owner, wakes_at=wakes[0] if wakes else None)
-        await tx.all("clock_advance", model=model, clock=held[0])
+        await tx.all("clock_advance", model=model, clock=locked[0])
         return True
 
     async def wake_rested(self, count_max: int) -> int:

@@ -299,9 +299,9 @@ class Jobs(Table):
         own_input = rows[0]["input_file_id"] if JobKind(rows[0]["kind"]) is not JobKind.BATCH else None
         results = (job.output_file_id, job.error_file_id, job.merged_file_id)
         own_files = [one for one in (*parts_from(rows[0]["parts"]).all, own_input, *results) if one]
-        held = [*own_files, job.retry_file_id] if job.retry_file_id else own_files
-        await tx.many_returning("file_lock", sorted((one,) for one in held))
-        await hold_blobs(tx, held)
+        file_ids = [*own_files, job.retry_file_id] if job.retry_file_id else own_files
+        await tx.many_returning("file_lock", sorted((one,) for one in file_ids))
+        await hold_blobs(tx, file_ids)
         await forget_retry(tx, job)
         for file_id in own_files:
             if await tx.one("file_delete", tenant_id=job.tenant_id, id=file_id):

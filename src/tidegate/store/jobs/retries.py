@@ -84,11 +84,11 @@ async def _put_retry(
     tx: Tx, caller: Caller, first: Job, retry: FollowUp, share_owner: str, quotas: Quotas | None
 ) -> None:
     count = _check_items(first, retry)
-    inputs = [await _held_file(tx, caller, one, "input") for one in (first.input_file_id, *first.shape.more_inputs)]
+    inputs = [await _locked_file(tx, caller, one, "input") for one in (first.input_file_id, *first.shape.more_inputs)]
     size_bytes = sum(one.size_bytes for one in inputs)
-    errors = await _held_file(tx, caller, first.error_file_id, "error")
+    errors = await _locked_file(tx, caller, first.error_file_id, "error")
     answers_id = _answers_id(first)
-    answers = None if answers_id is None else await _held_file(tx, caller, answers_id, "output")
+    answers = None if answers_id is None else await _locked_file(tx, caller, answers_id, "output")
     await check_quotas(tx, caller, quotas, share_owner, (size_bytes, count))
     await hold_blobs(tx, (errors.id, answers_id))
     size = ingest_bytes(size_bytes, sum(one.line_count for one in inputs))
@@ -125,7 +125,7 @@ def _check_items(first: Job, retry: FollowUp) -> int:
     return count
 
 
-async def _held_file(tx: Tx, caller: Caller, file_id: str | None, name: str) -> File:
+async def _locked_file(tx: Tx, caller: Caller, file_id: str | None, name: str) -> File:
     """A file of the first job, which can be neither deleted nor rewritten before this is done."""
     rows = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=file_id or "")
     if not rows or await tx.one("file_lock", id=file_id) is None:

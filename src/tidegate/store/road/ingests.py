@@ -38,8 +38,8 @@ class Ingests(Table):
         """Become the one that ingests the next jobs of a lane, all under one token. `passed_over` are tenants that may take none now."""
         if taken := await tx.all("ingest_taken", worker_id=worker_id, token=token):
             return [row[0] for row in taken]
-        [(held,)] = await tx.all("ingest_clock_hold", lane=lane)
-        clock = int(held)
+        [(locked,)] = await tx.all("ingest_clock_hold", lane=lane)
+        clock = int(locked)
         bounds = {"bytes_min": sizes[0], "bytes_max": sizes[1], "worker_id": worker_id}
         # Tenants come in the order of the clock: one that comes behind so many others has no turn now.
         tenants_max = count_max + len(passed_over)

@@ -21,8 +21,8 @@ class Slices(Table):
         old = await tx.one("slice_get", job_id=job_id, first=first)
         if old is None:
             return False
-        _, count, model, endpoint, read_first, work_at, work_bytes, work_units, lost_count, _, held_by = old
-        if held_by == token and first + count == to_item:
+        _, count, model, endpoint, read_first, work_at, work_bytes, work_units, lost_count, _, old_token = old
+        if old_token == token and first + count == to_item:
             return True
         tail_units = max(1, work_units * (first + count - to_item) // count)
         shortened = await tx.one(

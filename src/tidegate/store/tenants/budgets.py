@@ -260,7 +260,7 @@ class StoredBudgets(Table):
 def _ledger(budget: Budget, packed: bytes, holder: str) -> Ledger:
     if not budget.in_money:
         return Ledger.unpack(packed)
-    return MoneyLedger.unpack(packed).held_by(mark_of(holder))
+    return MoneyLedger.unpack(packed).for_holder(mark_of(holder))
 
 
 async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:
@@ -296,9 +296,9 @@ def _share(
         others = [row for row in rows if row[0] == name and row[1] != worker_id]
         wants = {row[1]: int(row[3]) for row in others} | {worker_id: max(0, wanted.get(name, 0))}
         fair = fair_shares(caps[name], wants, turn)[worker_id]
-        held_by_others = sum(row[2] for row in others)
-        answers[name], held = next_holding(caps[name], held_by_others, fair, max(0, in_use.get(name, 0)))
+        others_share = sum(row[2] for row in others)
+        answers[name], recorded = next_holding(caps[name], others_share, fair, max(0, in_use.get(name, 0)))
         mine = next((row for row in rows if row[0] == name and row[1] == worker_id), None)
-        if (held, wants[worker_id]) != ((mine[2], mine[3]) if mine else (0, 0)):
-            writes.append((name, worker_id, held, wants[worker_id]))
+        if (recorded, wants[worker_id]) != ((mine[2], mine[3]) if mine else (0, 0)):
+            writes.append((name, worker_id, recorded, wants[worker_id]))
     return answers, writes

@@ -18,28 +18,28 @@ log = structlog.get_logger(__name__)
 TOGETHER_MAX = 256
 AGAIN_S = 0.5
 CLOSE_S = 2.0
-HELD_MAX = 100_000
+UNACKNOWLEDGED_MAX = 100_000
 
 
 class Receipts:
     def __init__(self) -> None:
-        self._held: dict[str, list[tuple[RequestQueue, str]]] = {}
+        self._unacknowledged: dict[str, list[tuple[RequestQueue, str]]] = {}
         self._due: dict[RequestQueue, list[str]] = {}
         self._telling: asyncio.Task[None] | None = None
 
     def hold(self, item: str, queue: RequestQueue, request_id: str) -> None:
         """Note that a result was read for an item; it stays in the queue until the item is recorded."""
-        if len(self._held) >= HELD_MAX:
+        if len(self._unacknowledged) >= UNACKNOWLEDGED_MAX:
             # An item that was given up is never recorded by this process; the oldest entry is most likely one of those.
-            self._held.pop(next(iter(self._held)))
-        self._held.setdefault(item, []).append((queue, request_id))
+            self._unacknowledged.pop(next(iter(self._unacknowledged)))
+        self._unacknowledged.setdefault(item, []).append((queue, request_id))
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
         """Acknowledge the results of these items, because the store has their outcomes."""
-        if not self._held:
+        if not self._unacknowledged:
             return
         for job_id, number in items:
-            for queue, request_id in self._held.pop(item_id(job_id, number), ()):
+            for queue, request_id in self._unacknowledged.pop(item_id(job_id, number), ()):
                 self._due.setdefault(queue, []).append(request_id)
         if self._due and (self._telling is None or self._telling.done()):
             self._telling = asyncio.create_task(self._tell())

@@ -420,7 +420,7 @@ class SlotSharing:
         if not self._holds and not any(wanted.values()) and not any(in_use.values()):
             # Nothing is wanted and nothing is held. An idle process asks nothing, so that its first call is served at once.
             return True
-        held = sum(one.share for one in asked)
+        before = sum(one.share for one in asked)
         self._holds = True
         me = self._demand.worker_id()
         shares = await self._limits.share_slots(me, wanted, in_use, caps)
@@ -431,4 +431,4 @@ class SlotSharing:
         for owner in self._owners:
             owner.has_shares()
         self._room.announce()
-        return sum(one.share for one in asked) > held
+        return sum(one.share for one in asked) > before

@@ -85,7 +85,7 @@ class BackgroundRoutes:
             limits.quotas(),
             None if interactive_after_s is None else interactive_after_s * 1000,
         )
-        async with self._reception.running_keys.held(caller.tenant_id, "responses", key):
+        async with self._reception.running_keys.hold_key(caller.tenant_id, "responses", key):
             job = await self._reception.create_response(caller, line, plan, terms, key)
         self._wakes.slices.notify()
         return await self._answer_within(request, job)

@@ -72,7 +72,7 @@ class ItemEvents(EventSource):
                 for piece in self._pieces(await self._reader.running(job, self._notes, row.first + at, count)):
                     yield piece
             return
-        skip, held_bytes = sent_count, 0
+        skip, read_bytes = sent_count, 0
         read: list[StoredResult] = []
         for file_id, start, size_bytes in (
             (job.output_file_id, row.output_at, row.output_bytes),
@@ -86,11 +86,11 @@ class ItemEvents(EventSource):
                         skip -= 1
                         continue
                     read.append(result)
-                    held_bytes += len(stored.text)
-                    if len(read) >= CHUNK_ITEMS or held_bytes >= CHUNK_BYTES:
+                    read_bytes += len(stored.text)
+                    if len(read) >= CHUNK_ITEMS or read_bytes >= CHUNK_BYTES:
                         for piece in self._pieces(await self._finished(job, read, row)):
                             yield piece
-                        read, held_bytes = [], 0
+                        read, read_bytes = [], 0
         for piece in self._pieces(await self._finished(job, read, row)):
             yield piece
 

@@ -70,7 +70,7 @@ class CompletionBatchRoutes:
         requests.require_json(request)
         position = _last_event(request)
         async with contextlib.AsyncExitStack() as slot:
-            async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
+            async with self._reception.running_keys.hold_key(caller.tenant_id, "batches", key):
                 async with (
                     self._uploads.taken(caller.tenant_id),
                     self._received(request, caller) as (upload, items),

@@ -339,9 +339,9 @@ def holder_of(public_id: str, row: dict[str, Any], known: keys.Scopes) -> Caller
     )
 
 
-def _lacks(scope: str, held: frozenset[str]) -> str:
+def _lacks(scope: str, scopes: frozenset[str]) -> str:
     named = " or ".join(f"`{one}`" for one in scope.split(" or "))
-    if held.isdisjoint(keys.ADMIN_SCOPES):
+    if scopes.isdisjoint(keys.ADMIN_SCOPES):
         return f"This key lacks the scope {named}. Ask for a key that has it."
     if not scope.startswith("admin:"):
         return f"This is an operator's key. Use a key of the organization, with the scope {named}."

@@ -67,7 +67,7 @@ class InlineList:
         self._has_list = False
         # `_start` is where the unread bytes begin. Inside a value (`_is_inside`), `_at`, `_depth` and `_in_string` are where the
         # search for its end stopped.
-        self._held = b""
+        self._buffer = b""
         self._start = 0
         self._is_inside = False
         self._at = 0
@@ -81,7 +81,7 @@ class InlineList:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Parse the next bytes of the body; yield the elements that they complete."""
-        self._held = self._held[self._start :] + data
+        self._buffer = self._buffer[self._start :] + data
         self._at -= self._start
         self._start = 0
         while True:
@@ -106,11 +106,11 @@ class InlineList:
 
     def _go_on(self) -> bool:
         """Take the next character that is no space; return False if more bytes are needed."""
-        spaces = _SPACES.match(self._held, self._start)
+        spaces = _SPACES.match(self._buffer, self._start)
         self._start = spaces.end() if spaces else self._start
-        if self._start == len(self._held):
+        if self._start == len(self._buffer):
             return False
-        self._take_letter(self._held[self._start : self._start + 1])
+        self._take_letter(self._buffer[self._start : self._start + 1])
         return True
 
     def _take_letter(self, letter: bytes) -> None:
@@ -142,7 +142,7 @@ class InlineList:
         another value, or None if more bytes are needed."""
         end = self._scan()
         is_element = self._place in (_Place.FIRST_ELEMENT, _Place.ELEMENT)
-        size = (end or len(self._held)) - self._start
+        size = (end or len(self._buffer)) - self._start
         if is_element and size > self._element_bytes_max:
             most = self._element_bytes_max
             message = f"`{self.param}` is larger than {most:,} bytes: split it, or ask the operator for a higher limit."
@@ -152,7 +152,7 @@ class InlineList:
             raise bad(where, f"The fields beside `{self.name}` may have {OTHER_BYTES_MAX:,} bytes each.")
         if not end:
             return None
-        text = self._held[self._start : end]
+        text = self._buffer[self._start : end]
         self._start, self._is_inside = end, False
         if is_element:
             self._place = _Place.AFTER_ELEMENT
@@ -187,30 +187,30 @@ class InlineList:
         """Return the end of a value, searched from where the last search stopped; 0 if it has not arrived.
 
         Brackets are only counted: the decoder checks whether they match."""
-        held, at, depth, in_string = self._held, self._at, self._depth, self._in_string
-        if not depth and not in_string and held[at : at + 1] not in (b'"', b"{", b"["):
-            scalar = _SCALAR.match(held, at)
+        data, at, depth, in_string = self._buffer, self._at, self._depth, self._in_string
+        if not depth and not in_string and data[at : at + 1] not in (b'"', b"{", b"["):
+            scalar = _SCALAR.match(data, at)
             end = scalar.end() if scalar else at
-            return end if end < len(held) else 0
-        if not in_string and (depth or held[at] != _QUOTE):
-            while (whole := _TO_BRACKET.match(held, at)) is not None:
+            return end if end < len(data) else 0
+        if not in_string and (depth or data[at] != _QUOTE):
+            while (whole := _TO_BRACKET.match(data, at)) is not None:
                 at = whole.end()
-                depth += 1 if held[at - 1] in _OPENING else -1
+                depth += 1 if data[at - 1] in _OPENING else -1
                 if not depth:
                     return at
         while True:
             if in_string:
-                text = _STRING.match(held, at)
+                text = _STRING.match(data, at)
                 at = text.end() if text else at
                 # The match stops at the closing quote, at the end of the bytes, or at an escape of which only half has arrived.
-                if held[at : at + 1] != b'"':
+                if data[at : at + 1] != b'"':
                     break
                 at, in_string = at + 1, False
                 if not depth:
                     return at
-            found = _BRACKET_OR_QUOTE.search(held, at)
+            found = _BRACKET_OR_QUOTE.search(data, at)
             if found is None:
-                at = len(held)
+                at = len(data)
                 break
             at = found.end()
             if found[0] == b'"':

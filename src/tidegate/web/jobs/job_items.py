@@ -220,16 +220,16 @@ class JobItems:
 
 async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield a file in blocks of whole lines, each line with its end."""
-    held: list[bytes] = []
+    begun: list[bytes] = []
     async for piece in pieces:
         end = piece.rfind(b"\n") + 1
         if not end:
-            held.append(piece)
+            begun.append(piece)
             continue
-        yield b"".join((*held, piece[:end]))
-        held = [piece[end:]] if end < len(piece) else []
-    if held:
-        yield b"".join((*held, b"\n"))
+        yield b"".join((*begun, piece[:end]))
+        begun = [piece[end:]] if end < len(piece) else []
+    if begun:
+        yield b"".join((*begun, b"\n"))
 
 
 def _name_of_request(line: bytes) -> str | None:

@@ -68,7 +68,7 @@ class MessageBatchRoutes:
         requests.require_json(request)
         # It has a space, so no key of the caller's own uploads can be equal.
         file_key = f"{key} {FILENAME}" if key else None
-        async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
+        async with self._reception.running_keys.hold_key(caller.tenant_id, "batches", key):
             async with self._slots.taken(caller.tenant_id), self._received(request) as upload:
                 file = await upload.keep(
                     caller,

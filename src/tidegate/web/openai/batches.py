@@ -69,7 +69,7 @@ class BatchRoutes:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         key = requests.idempotency_key(request)
-        async with self._reception.running_keys.held(caller.tenant_id, "batches", key):
+        async with self._reception.running_keys.hold_key(caller.tenant_id, "batches", key):
             body = await requests.json_body(request, requests.BatchCreate, self._settings.limits.body_bytes_max)
             wanted = requests.job_request(body, self._settings)
             if body.validate_only:
@@ -79,7 +79,7 @@ class BatchRoutes:
 
     async def retry(self, request: Request, caller: Caller) -> Response:
         job_id, key = self._job_id(request), requests.idempotency_key(request)
-        async with self._reception.running_keys.held(caller.tenant_id, "retries", key):
+        async with self._reception.running_keys.hold_key(caller.tenant_id, "retries", key):
             body = await requests.optional_json_body(request, RetryWish, self._settings.limits.body_bytes_max)
             job = await self._creation.retry(caller, job_id, retry_choice(body), key)
         if job is None:

@@ -48,7 +48,7 @@ class FileRoutes:
         form = UploadForm(request.headers.get("content-type"))
         size_bytes_max = self._limits.file_bytes_max
         async with (
-            self._reception.running_keys.held(caller.tenant_id, "files", key),
+            self._reception.running_keys.hold_key(caller.tenant_id, "files", key),
             self._slots.taken(caller.tenant_id),
             received_file(request, form, self._reception, size_bytes_max, too_large(size_bytes_max)) as upload,
         ):

@@ -63,7 +63,7 @@ class UploadRoutes:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         key = requests.idempotency_key(request)
-        async with self._reception.running_keys.held(caller.tenant_id, "uploads", key):
+        async with self._reception.running_keys.hold_key(caller.tenant_id, "uploads", key):
             body = await requests.json_body(request, UploadCreate, self._limits.body_bytes_max)
             upload = await self._uploads.create(
                 caller, self._checked(body), idempotency_key=key, quotas=self._limits.quotas()
@@ -77,7 +77,7 @@ class UploadRoutes:
             raise upload_not_pending(upload.state)
         form = UploadForm(request.headers.get("content-type"), FILE_FIELD)
         async with (
-            self._reception.running_keys.held(caller.tenant_id, "uploads/parts", key),
+            self._reception.running_keys.hold_key(caller.tenant_id, "uploads/parts", key),
             self._slots.taken(caller.tenant_id),
             received_file(request, form, self._reception, PART_BYTES_MAX, _part_too_large()) as incoming,
         ):

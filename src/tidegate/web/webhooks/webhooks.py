@@ -143,7 +143,7 @@ class WebhookRoutes:
 
     async def create(self, request: Request, caller: Caller) -> Response:
         key = requests.idempotency_key(request)
-        async with self._reception.running_keys.held(caller.tenant_id, "webhook_endpoints", key):
+        async with self._reception.running_keys.hold_key(caller.tenant_id, "webhook_endpoints", key):
             body = await requests.json_body(request, EndpointCreate, self._bytes_max)
             shape = self._shape(body.name, body.url, body.event_types)
             idempotency = Idempotency(key, sha256(msgspec.json.encode(body)).hexdigest()) if key else None
