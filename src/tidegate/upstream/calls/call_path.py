@@ -18,6 +18,7 @@ from typing import Any, overload
 import msgspec
 import structlog
 
+from tidegate import tracing
 from tidegate.core.answers import answer as answers
 from tidegate.core.answers.answer_text import counted_whole
 from tidegate.core.deployments import EngineKind
@@ -41,6 +42,7 @@ from tidegate.upstream.calls.admission import Admission, Admissions, Feedback, V
 from tidegate.upstream.calls.budget_wait import BudgetWait
 from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
 from tidegate.upstream.calls.slot_queue import SlotQueue
+from tidegate.upstream.calls.traced_open import open_traced
 from tidegate.upstream.calls.traffic import Traffic, goes_on, is_users
 from tidegate.upstream.calls.translation import MESSAGES, ItemTranslation, Shaped
 from tidegate.upstream.grouping.groups import Groups
@@ -265,8 +267,20 @@ class NamedCalls:
             return self._send(route, call)
         return self._path.open(route, call, None) if route.items_per_call == 1 else self._groups.send(route, call)
 
+    def takes_interactive(self, model: str) -> bool:
+        """Return whether interactive calls for this name lead anywhere."""
+        return self._routes.get(model, self._routes.other).takes_interactive
+
+    def takes_flex(self, model: str) -> bool:
+        """Return whether flex calls for this name lead anywhere."""
+        return self._routes.get(model, self._routes.other).takes_flex
+
     def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
         """Begin an interactive call; return its answer, or a stream from its first byte on."""
+        traces = tracing.ACTIVE
+        return self._open(call, traffic) if traces is None else open_traced(traces, self._open, call, traffic)
+
+    def _open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
         route = self._routes.get(call.model, self._routes.other)
         if call.parallel:
             return self._open_within(route, call, traffic)
@@ -283,7 +297,7 @@ class NamedCalls:
             return translation.shaped
 
         try:
-            response = await self.open(call, Traffic(shape, is_stream=False, owner=owner, is_item=True))
+            response = await self._open(call, Traffic(shape, is_stream=False, owner=owner, is_item=True))
         except UpstreamError as error:
             if translation is not None:
                 translation.failed(error)

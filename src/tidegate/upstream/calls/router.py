@@ -5,15 +5,12 @@ moment, and the engine decides what to do until then. It waits only for a budget
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
 
-from tidegate import tracing
 from tidegate.core.budgets.budget import Budget, LimitRoom
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import SettingsError
-from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock, Entropy
 from tidegate.core.usage.prices import Price
 from tidegate.upstream.budgets.budget_client import BudgetClient
@@ -21,11 +18,9 @@ from tidegate.upstream.budgets.token_estimator import TokenEstimator
 from tidegate.upstream.calls.admission import Admissions, Feedback, View
 from tidegate.upstream.calls.availability import Availability
 from tidegate.upstream.calls.call_path import CallPath, NamedCalls
-from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
+from tidegate.upstream.calls.exchange import Exchange
 from tidegate.upstream.calls.limit_notes import LimitNotes
 from tidegate.upstream.calls.slot_queue import SlotQueue
-from tidegate.upstream.calls.traced_open import open_traced
-from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.http.transport import Transport
@@ -88,9 +83,11 @@ class Router:
         slot_queue = SlotQueue(view, demand, line, admissions, clock, transport.pool_timeout_s)
         self._path = CallPath(view, slot_queue, admissions, feedback, exchange, clock, patience_ms)
         groups = Groups(self._path, self._waiting_groups, clock, policy.attempts_grouped)
-        self._calls = NamedCalls(self._path, groups, key_slots, view, clock)
-        # What the engine asks for each item.
-        self.send, self.send_interactive = self._calls.send, self._calls.send_interactive
+        calls = NamedCalls(self._path, groups, key_slots, view, clock)
+        # What is asked for each call and each item.
+        self.open = calls.open
+        self.takes_interactive, self.takes_flex = calls.takes_interactive, calls.takes_flex
+        self.send, self.send_interactive = calls.send, calls.send_interactive
         self.knows, self.items_per_call = self._available.knows, self._available.items_per_call
         self.free_slots, self.closed = self._available.free_slots, self._available.closed
         self.rests_until_ms, self.spent_until_ms = self._available.rests_until_ms, self._available.spent_until_ms
@@ -139,27 +136,12 @@ class Router:
         """Return the model that a resource leads to; any other name is a model's own."""
         return self._routes.get(name, self._routes.other).model or name
 
-    # Calls.
-
-    def open(self, call: Call, traffic: Traffic) -> Coroutine[Any, Any, Answer | UpstreamResponse]:
-        """Begin an interactive call; return its answer, or a stream from its first byte on."""
-        traces = tracing.ACTIVE
-        if traces is None:
-            return self._calls.open(call, traffic)
-        return open_traced(traces, self._calls.open, call, traffic)
-
-    def takes_interactive(self, model: str) -> bool:
-        return self._routes.get(model, self._routes.other).takes_interactive
-
-    def takes_flex(self, model: str) -> bool:
-        return self._routes.get(model, self._routes.other).takes_flex
+    # What operators and callers ask.
 
     def interactive(self, deployment: str) -> tuple[int, int]:
         """Return how many interactive calls this process has at a deployment, and how many of them wait for their first token."""
         state = self._states[deployment]
         return state.interactive_in_flight, state.interactive_awaiting
-
-    # What operators and callers ask.
 
     def status(self) -> list[DeploymentStatus]:
         now_ms = self._clock.monotonic_ms()
