@@ -103,11 +103,11 @@ class MetricFamily(Generic[M]):
         becomes `other`."""
         child = self._children.get(values)
         if child is None:
+            # A child is kept by the labels of its series, so that invented names take no memory.
             closed = tuple(self._closed(*pair) for pair in zip(self._labels, values, strict=True))
-            child = self.made.labels(*closed)
-            # Only names that have a series of their own are kept, so that invented ones take no memory.
-            if closed == values:
-                self._children[values] = child
+            child = self._children.get(closed)
+            if child is None:
+                child = self._children[closed] = self.made.labels(*closed)
         return child
 
     def forget(self) -> None:
