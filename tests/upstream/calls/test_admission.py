@@ -81,7 +81,7 @@ class Gate:
 
     def taken(self) -> tuple[int, int, int, int]:
         state = self.state
-        return state.in_flight, state.interactive_in_flight, state.interactive_awaiting, state.slots.in_flight
+        return state.in_flight, state.interactive_in_flight, state.interactive_awaiting, state.slots_in_use
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def test_flights_of_batch_work_are_reported_to_the_tide_with_their_tokens_
         item = one.begin(key="item", body=b"item", hand_backs=2)
         flex = one.begin(FLEX, key="flex", body=b"flex")
         assert one.taken() == (2, 0, 0, 2)
-        assert one.router._model_slots._out == {"m": 2}
+        assert one.admissions.out == {"m": 2}
         one.admissions.first_token(item)
         one.admissions.end_call(item, answer_tokens=7)
         one.admissions.end_call(flex, answer_tokens=7)
@@ -153,7 +153,7 @@ async def test_flights_of_batch_work_are_reported_to_the_tide_with_their_tokens_
             ("begins", "item", b"item", one.world.clock.monotonic, 2, ("m", CHAT_ENDPOINT)),
             ("begins", "flex", b"flex", one.world.clock.monotonic),
         ]
-        assert (one.taken(), one.noted_tide.users, one.router._model_slots._out) == ((0, 0, 0, 0), [], {})
+        assert (one.taken(), one.noted_tide.users, one.admissions.out) == ((0, 0, 0, 0), [], {})
         for at_begin, at_end in ((one.noted_tide, None), (None, one.noted_tide)):
             # Its tide was switched off or on meanwhile.
             one.state.tide = cast(Any, at_begin)

@@ -44,22 +44,28 @@ def test_a_drained_deployment_is_draining_until_its_last_interactive_call_has_en
 
 
 def test_calls_in_flight_still_count_after_a_change_of_its_settings() -> None:
-    state = state_of(max_in_flight=3)
+    state = state_of(is_alone=False, max_in_flight=3)
+    state.slots.grant(3)
     state.begin_background()
     for _ in range(2):
         state.begin_interactive("user", NOW_MS)
     change(state, weight=2.0)
-    assert (state.slots.in_flight, state.takes_interactive("other"), state.free_slots(NOW_MS)) == (3, False, 0)
+    assert (state.slots.in_flight, state.slots_in_use, state.takes_interactive("other"), state.free_slots(NOW_MS)) == (
+        3,
+        3,
+        False,
+        0,
+    )
     change(state, is_capacity_known=False)
-    assert state.slots.in_flight == 1, "only batch work is held to what is learned"
+    assert state.slots.in_flight == state.slots_in_use == 1, "only batch work is held to what is learned"
     change(state, is_capacity_known=True)
-    assert state.slots.in_flight == 3
+    assert state.slots.in_flight == state.slots_in_use == 3
     # Batch work gets a part of its own while calls of it are in flight.
     change(state, batch_fraction=0.4)
     assert state.background_slots is not None
     assert (state.background_slots.in_flight, state.background_slots.let_go(0)) == (1, 1)
     state.end_background()
-    assert (state.slots.in_flight, state.background_slots.in_flight) == (2, 0)
+    assert (state.slots.in_flight, state.slots_in_use, state.background_slots.in_flight) == (2, 2, 0)
 
 
 def test_a_process_has_as_much_of_the_tokens_as_of_the_slots() -> None:
@@ -225,7 +231,7 @@ def test_where_the_number_is_learned_users_need_no_slot_of_batch_and_only_the_ce
     assert state.free_slots(NOW_MS) == 3
     state.begin_interactive("user", NOW_MS)
     state.begin_background()
-    assert (state.free_slots(NOW_MS), state.slots.in_flight) == (1, 1)
+    assert (state.free_slots(NOW_MS), state.slots_in_use) == (1, 1)
     state.begin_interactive("user", NOW_MS)
     assert (state.free_slots(NOW_MS), state.takes_interactive("other")) == (0, True)
     state.begin_interactive("user", NOW_MS)

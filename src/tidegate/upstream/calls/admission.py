@@ -385,6 +385,8 @@ class Admissions:
         self._feedback = feedback
         self._tides = tides
         self._room = room
+        # Background calls out by model, also of models without a cap: they may get one while calls are out.
+        self.out: dict[str, int] = {}
 
     def begin_call(
         self, route: NameRoute, state: DeploymentState, call: Call, traffic: Traffic | None, now_ms: float
@@ -412,7 +414,9 @@ class Admissions:
                 self.expect_first_token(admission)
             return admission
         state.begin_background()
-        self._model_slots.take_model_slot(model)
+        self.out[model] = self.out.get(model, 0) + 1
+        if self._model_slots.has_caps:
+            self._model_slots.take_model_slot(model)
         if state.tide is not None:
             if traffic is None:
                 kind = (model, call.endpoint)
@@ -462,7 +466,14 @@ class Admissions:
             self._tell_tide(state)
         else:
             state.end_background()
-            self._model_slots.release_model_slot(admission.model)
+            left = self.out[admission.model] - 1
+            if left:
+                self.out[admission.model] = left
+            else:
+                # Callers choose the names of models, so the table must not grow without a limit.
+                del self.out[admission.model]
+            if self._model_slots.has_caps:
+                self._model_slots.release_model_slot(admission.model)
             if admission.flight is not None and state.tide is not None:
                 is_busy = error is not None and error.status in BUSY
                 # The time of a streamed answer also depends on its reader, so its tokens are not measured.

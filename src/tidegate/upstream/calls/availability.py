@@ -114,7 +114,8 @@ class Availability:
         if all(self._view.opens_at_ms(route, state) > now_ms for state in states):
             return Reason.BUDGET_SPENT
         if all(
-            state.tide is not None and state.slots.free > 0 and state.in_flight >= state.tide.calls for state in states
+            state.tide is not None and state.slots.share > state.slots_in_use and state.in_flight >= state.tide.calls
+            for state in states
         ):
             return Reason.TIDE_CLOSED
         return Reason.NO_AVAILABLE_SLOTS

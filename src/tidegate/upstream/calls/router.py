@@ -78,10 +78,10 @@ class Router:
         notes = LimitNotes(self._budgets, estimator, clock, self._discovered, rests)
         feedback = Feedback(clock, entropy, view, self._routes, rests, self._backpressure, notes)
         tide_notices = self._tides if capacity.notices is not None else None
-        admissions = Admissions(self._routes, self._model_slots, demand, feedback, tide_notices, self._room)
-        exchange = Exchange(self._budgets, estimator, admissions, feedback, clock, patience_ms)
-        slot_queue = SlotQueue(view, demand, line, admissions, clock, transport.pool_timeout_s)
-        self._path = CallPath(view, slot_queue, admissions, feedback, exchange, clock, patience_ms)
+        self._admissions = Admissions(self._routes, self._model_slots, demand, feedback, tide_notices, self._room)
+        exchange = Exchange(self._budgets, estimator, self._admissions, feedback, clock, patience_ms)
+        slot_queue = SlotQueue(view, demand, line, self._admissions, clock, transport.pool_timeout_s)
+        self._path = CallPath(view, slot_queue, self._admissions, feedback, exchange, clock, patience_ms)
         groups = Groups(self._path, self._waiting_groups, clock, policy.attempts_grouped)
         calls = NamedCalls(self._path, groups, key_slots, view, clock)
         # What is asked for each call and each item.
@@ -119,7 +119,7 @@ class Router:
         Calls in flight at a deployment that is gone, or is another server now, end there, and calls that wait look again. A deployment
         of which only other terms changed keeps its calls, its health and what was learned of it.
         """
-        self._model_slots.allow(model_in_flight_max)
+        self._model_slots.allow(model_in_flight_max, self._admissions.out)
         refused = self._states.serve(deployments)
         refused |= self._routes.assign(self._states.values(), resources)
         self._waiting_groups.refresh()

@@ -268,7 +268,7 @@ class DeploymentState:
                 self.background_slots = Slots(BACKGROUND_SLOTS + deployment.name, 0, 0)
                 self.background_slots.count(self.in_flight)
             self.background_slots.set_cap(background_max, is_alone=self._is_alone)
-        self.slots.count(self.in_flight + (self.interactive_in_flight if self.counts_interactive else 0))
+        self.slots.count(self.slots_in_use)
         self.tokens_max = deployment.tokens_in_flight_max
         self.budgets = self._budgets()
         self.priority_hints = PriorityHints(deployment)
@@ -344,8 +344,9 @@ class DeploymentState:
 
     def _free_of_share(self, now_ms: float) -> int:
         """Return how many of this process's slots are left for background calls, whatever else keeps them away."""
-        free = self.slots.share - self.slots.in_flight
+        free = self.slots.share - self.in_flight
         if self.counts_interactive:
+            free -= self.interactive_in_flight
             # Interactive calls go first: the slots that they wait for, or likely need soon, are not for background work.
             if self.interactive_waiting:
                 free -= self.interactive_waiting.total()
@@ -363,7 +364,7 @@ class DeploymentState:
         """Return whether one more interactive call of this owner has a slot here now."""
         if self.counts_interactive:
             share = self.slots.share
-            free = share - self.slots.in_flight
+            free = share - self.slots_in_use
         else:
             share = self.deployment.max_in_flight
             free = share - self.interactive_in_flight
@@ -384,19 +385,26 @@ class DeploymentState:
     def load(self) -> float:
         return (self.in_flight + self.interactive_in_flight + 1) / self.weight
 
-    # What calls take of the deployment while they are in flight.
+    # What calls take of the deployment while they are in flight. Slots are taken, too, where they are shared with other processes.
+
+    @property
+    def slots_in_use(self) -> int:
+        """The slots that calls of this process have here."""
+        return self.in_flight + (self.interactive_in_flight if self.counts_interactive else 0)
 
     def begin_background(self) -> None:
         self.in_flight += 1
-        self.slots.take_slot()
-        if self.background_slots is not None:
-            self.background_slots.take_slot()
+        if not self._is_alone:
+            self.slots.take_slot()
+            if self.background_slots is not None:
+                self.background_slots.take_slot()
 
     def end_background(self) -> None:
         self.in_flight -= 1
-        self.slots.release_slot()
-        if self.background_slots is not None:
-            self.background_slots.release_slot()
+        if not self._is_alone:
+            self.slots.release_slot()
+            if self.background_slots is not None:
+                self.background_slots.release_slot()
 
     def begin_interactive(self, owner: str, now_ms: float) -> None:
         self.interactive_in_flight += 1
@@ -404,7 +412,7 @@ class DeploymentState:
         self._users_until_ms = now_ms + USERS_COME_MS
         if owner:
             self._interactive_owners[owner] += 1
-        if self.counts_interactive:
+        if self.counts_interactive and not self._is_alone:
             self.slots.take_slot()
 
     def end_interactive(self, owner: str) -> None:
@@ -413,7 +421,7 @@ class DeploymentState:
             self._interactive_owners[owner] -= 1
             if not self._interactive_owners[owner]:
                 del self._interactive_owners[owner]
-        if self.counts_interactive:
+        if self.counts_interactive and not self._is_alone:
             self.slots.release_slot()
 
     def first_token_came(self) -> None:

@@ -168,12 +168,11 @@ class ModelSlots:
         self._all = Slots(GLOBAL, all_max, all_max if is_alone else 0) if all_max else None
         self._by_model: dict[str, Slots] = {}
         self._lifted: list[Slots] = []
-        # Calls out, also for models without a cap: they may get one while calls are out.
-        self._out: dict[str, int] = {}
-        self.allow(model_max)
+        self.allow(model_max, {})
 
-    def allow(self, model_max: Mapping[str, int] | None) -> None:
-        """Set the models' caps; None leaves them. Where slots are shared, a new cap gives slots only after an answer."""
+    def allow(self, model_max: Mapping[str, int] | None, in_flight: Mapping[str, int]) -> None:
+        """Set the models' caps; None leaves them. Where slots are shared, a new cap gives slots only after an answer. `in_flight` are
+        the calls that are out, by model."""
         if model_max is None:
             return
         self._lifted += [one for model, one in self._by_model.items() if model not in model_max]
@@ -181,7 +180,7 @@ class ModelSlots:
         for model, cap in model_max.items():
             one = self._by_model[model] = before.get(model) or Slots(MODEL + model, cap, 0)
             one.set_cap(cap, is_alone=self._is_alone)
-            one.count(self._out.get(model, 0))
+            one.count(in_flight.get(model, 0))
         self.has_caps = self._all is not None or bool(self._by_model)
 
     def room(self, model: str) -> float:
@@ -206,23 +205,12 @@ class ModelSlots:
                 one.note_asked()
 
     def take_model_slot(self, model: str) -> None:
-        self._out[model] = self._out.get(model, 0) + 1
-        if not self.has_caps:
-            return
         if (one := self._by_model.get(model)) is not None:
             one.take_slot()
         if self._all is not None:
             self._all.take_slot()
 
     def release_model_slot(self, model: str) -> None:
-        count = self._out[model] - 1
-        if count:
-            self._out[model] = count
-        else:
-            # Callers choose the names of models, so the table must not grow without a limit.
-            del self._out[model]
-        if not self.has_caps:
-            return
         if (one := self._by_model.get(model)) is not None:
             one.release_slot()
         if self._all is not None:
