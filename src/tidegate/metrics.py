@@ -9,7 +9,7 @@ store. This module does not know who measures or who reads.
 import math
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, product
 from typing import Generic, TypeVar
 
@@ -205,16 +205,27 @@ def _sets(labels: dict[str, Iterable[str]]) -> dict[str, frozenset[str]]:
     return {label: frozenset(str(value) for value in values) for label, values in labels.items()}
 
 
+# An item that ended: its model, how it was sent if it is a chat (empty for all else), its seconds,
+# and its usage if it was answered.
+EndedItem = tuple[str, str, float, Usage | None]
+# The most ended items that are noted before they are counted.
+ENDED_MAX = 1_000
+
+
 class ItemCounts(Collector):
-    """The counts of this worker's items. Items are counted in plain numbers, and a scrape makes six
-    metrics of them, because counting each item in six metrics takes 9 µs.
+    """The counts of this worker's items. Items are counted many at a time and in plain numbers, and
+    a scrape makes six metrics of them, because counting each item in six metrics takes 9 µs.
+
+    `allowed` counts the items that policy let pass, by endpoint. `ended` has the items that ended
+    since items were last counted.
 
     Counts are kept by model, mode and whether there was an answer: input tokens, output tokens,
     seconds, and a count for each bucket.
     """
 
     def __init__(self) -> None:
-        self._allowed: Tally[str] = Tally()
+        self.allowed: Tally[str] = Tally()
+        self.ended: list[EndedItem] = []
         self._counts: dict[tuple[str, str, bool], list[float]] = {}
         self._allowances = _named_family("policy_allowed_total", "counter", "Items that policy let pass.", "endpoint")
         self._seconds = _named_family("item_seconds", "histogram", "How long the last call of an item took.", "model")
@@ -234,30 +245,32 @@ class ItemCounts(Collector):
         )
         REGISTRY.register(self)
 
-    def allow(self, endpoint: str) -> None:
-        """Count one item that policy let pass."""
-        self._allowed[_ENDPOINT_OF.get(endpoint, OTHER)] += 1
-
-    def count_ended(self, model: str, mode: str, took_s: float, usage: Usage | None) -> None:
-        """Count one item that ended. `mode` is how a chat was sent, and empty for other endpoints.
-        An item without an answer has no usage."""
-        of = (model if model in _pinned["model"] else OTHER, mode, usage is not None)
-        counts = self._counts.get(of)
-        if counts is None:
-            counts = self._counts[of] = [0.0] * (_BUCKETS_AT + len(_CALLS_S) + 1)
-        if usage is not None:
-            counts[0] += usage.input_tokens
-            counts[1] += usage.output_tokens
-        counts[2] += took_s
-        counts[_BUCKETS_AT + bisect_left(_CALLS_S, took_s)] += 1
+    def count_ended(self) -> None:
+        """Count the items that are noted."""
+        shown = _pinned["model"]
+        for model, mode, took_s, usage in self.ended:
+            of = (model if model in shown else OTHER, mode, usage is not None)
+            counts = self._counts.get(of)
+            if counts is None:
+                counts = self._counts[of] = [0.0] * (_BUCKETS_AT + len(_CALLS_S) + 1)
+            if usage is not None:
+                counts[0] += usage.input_tokens
+                counts[1] += usage.output_tokens
+            counts[2] += took_s
+            counts[_BUCKETS_AT + bisect_left(_CALLS_S, took_s)] += 1
+        self.ended.clear()
 
     def collect(self) -> Iterable[Metric]:
+        self.count_ended()
+        allowed: Tally[tuple[str, ...]] = Tally()
+        for endpoint, count in self.allowed.items():
+            allowed[endpoint_of(endpoint),] += count
         answered = self._summed(lambda model, mode, is_answered: (model,) if is_answered else None)
         unanswered = self._summed(lambda model, mode, is_answered: None if is_answered else (model,))
         status = ("error", "success")
         chats = self._summed(lambda model, mode, is_answered: (mode, status[is_answered]) if mode else None)
         return (
-            _counter_of(self._allowances, {(endpoint,): count for endpoint, count in self._allowed.items()}),
+            _counter_of(self._allowances, allowed),
             _histogram_of(self._seconds, self._summed(lambda model, mode, is_answered: (model,))),
             _counter_of(self._errors, {labels: sum(counts[_BUCKETS_AT:]) for labels, counts in unanswered.items()}),
             _counter_of(self._input, {labels: counts[0] for labels, counts in answered.items()}),
@@ -281,7 +294,7 @@ def _named_family(name: str, kind: str, about: str, *labels: str) -> Declared:
     return _declared[-1]
 
 
-def _counter_of(declared: Declared, values: dict[tuple[str, ...], float]) -> Metric:
+def _counter_of(declared: Declared, values: Mapping[tuple[str, ...], float]) -> Metric:
     family = CounterMetricFamily(declared.name, declared.about, labels=declared.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)

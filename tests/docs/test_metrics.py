@@ -118,8 +118,8 @@ for name, family in families.items():
     assert len(family._children) <= before + kept, name
 kept = metrics.text().count(b"junk")
 for n in range(10_000):
-    metrics.item_counts.count_ended(f"junk-{n}", "concurrent", 0.1, None)
-    metrics.item_counts.allow(f"/junk-{n}")
+    metrics.item_counts.ended.append((f"junk-{n}", "concurrent", 0.1, None))
+    metrics.item_counts.allowed[f"/junk-{n}"] += 1
 assert metrics.text().count(b"junk") == kept
 print(len(families))
 """

@@ -22,6 +22,10 @@ class CountedBlobs:
         self._inner = inner
         self._component = component
         self._backend = backend
+        self._succeeded = {
+            one: metrics.blob_operations.of(one, self._component_of(one), "success")
+            for one in ("store", "retrieve", "delete")
+        }
 
     async def create(self, blob_id: str) -> BlobWriter:
         return _CountedWriter(await self.counted("store", self._inner.create(blob_id)), self)
@@ -43,7 +47,7 @@ class CountedBlobs:
         except BlobError as error:
             self._failed("retrieve", error)
             raise
-        self._count("retrieve", "success")
+        self._succeeded["retrieve"].inc()
 
     async def size(self, blob_id: str) -> int | None:
         return await self._inner.size(blob_id)
@@ -78,16 +82,16 @@ class CountedBlobs:
         except BlobError as error:
             self._failed(operation, error)
             raise
-        self._count(operation, "success")
+        self._succeeded[operation].inc()
         return done
 
     def _failed(self, operation: str, error: BlobError) -> None:
-        self._count(operation, "retry" if isinstance(error, BlobUnavailable) else "exhausted")
+        status = "retry" if isinstance(error, BlobUnavailable) else "exhausted"
+        metrics.blob_operations.of(operation, self._component_of(operation), status).inc()
         metrics.blob_failures.of(operation, self._backend).inc()
 
-    def _count(self, operation: str, status: str) -> None:
-        component = "garbage-collector" if operation == "delete" else self._component
-        metrics.blob_operations.of(operation, component, status).inc()
+    def _component_of(self, operation: str) -> str:
+        return "garbage-collector" if operation == "delete" else self._component
 
 
 async def _timed(operation: str, doing: Awaitable[T]) -> T:

@@ -21,6 +21,9 @@ log = structlog.get_logger()
 
 READ_AGAIN_MS = 5_000
 
+_LEASED, _LOST = metrics.work_lease_attempts.of("leased"), metrics.work_lease_attempts.of("lost")
+_LEASES = {why: metrics.work_leases.of(why) for why in schedule.Why}
+
 
 class _WorkLine(msgspec.Struct):
     """The parts of a caller's line that are needed to send it."""
@@ -77,10 +80,10 @@ class LeaseStage:
             asked_ms = self._clock.monotonic_ms()
             slices = await self._store.lease_picks(worker_id, marked, bounds.suspects_max, keeps_rest=bounds.keeps_rest)
             metrics.work_lease_seconds.observe((self._clock.monotonic_ms() - asked_ms) / 1000)
-            metrics.work_lease_attempts.of("leased" if slices else "lost").inc()
+            (_LEASED if slices else _LOST).inc()
             taken = Counter(leased.token for leased in slices)
             for pick, token in marked:
-                metrics.work_leases.of(pick.why).inc(taken[token])
+                _LEASES[pick.why].inc(taken[token])
                 metrics.work_lease_misses.inc(max(0, pick.slice_count - taken[token]))
             if failpoints.ARMED:
                 await failpoints.hit("lease_committed")

@@ -280,7 +280,7 @@ class Performer:
                 return self._stopped(state, item, denied)
         if failpoints.ARMED:
             await failpoints.hit("before_send", item.custom_id)
-        metrics.item_counts.allow(leased.endpoint)
+        metrics.item_counts.allowed[leased.endpoint] += 1
         try:
             call = self._call(leased, state, item, body, key)
             is_interactive = state.is_interactive
@@ -517,7 +517,10 @@ def _with_file(call: Call, request: audio.AudioRequest, file: AudioFile) -> Call
 def _count(leased: LeasedSlice, ended: _ItemEnd, took_s: float) -> None:
     mode = "" if leased.endpoint != _CHAT else "sync_microbatch" if ended.is_grouped else "concurrent"
     usage = ended.paid.usage if ended.outcome is Outcome.ANSWERED else None
-    metrics.item_counts.count_ended(leased.model, mode, took_s, usage)
+    noted = metrics.item_counts.ended
+    noted.append((leased.model, mode, took_s, usage))
+    if len(noted) >= metrics.ENDED_MAX:
+        metrics.item_counts.count_ended()
 
 
 def _failed(leased: LeasedSlice, item: Item, code: str, message: str, paid: _Paid = _NOT_PAID) -> _ItemEnd:

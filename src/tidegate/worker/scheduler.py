@@ -39,6 +39,10 @@ _TELL_EVERY_MS = 500
 _FAULTS_LOGGED_MAX = 3
 _FOLLOW_MS = 2_000
 
+_EMPTY = metrics.work_lease_attempts.of("empty")
+_PICKS = {why: metrics.scheduler_picks.of(why) for why in schedule.Why}
+_DECISION_SECONDS = {mode: metrics.scheduler_decision_seconds.of(mode) for mode in schedule.Mode}
+
 # Returns how many more items of a model this worker could hold, and the reason if none. Items of an
 # unknown model can only fail, so for these it returns a number and a reason.
 Room = Callable[[str], tuple[int, str | None]]
@@ -247,7 +251,7 @@ class Scheduler:
     def _nothing(self, rooms: Rooms) -> schedule.Choice:
         """Return an empty choice: no model has work, or none with work has room."""
         if not rooms:
-            metrics.work_lease_attempts.of("empty").inc()
+            _EMPTY.inc()
             self._gauges.clear()
         skips = [
             schedule.Skip(model, "", "", reason or schedule.Reason.NO_AVAILABLE_SLOTS)
@@ -276,11 +280,11 @@ class Scheduler:
 
     def _say(self, snapshot: schedule.Snapshot, choice: schedule.Choice, begun_ms: float) -> None:
         now_ms = self._clock.monotonic_ms()
-        metrics.scheduler_decision_seconds.of(self._policy.mode).observe((now_ms - begun_ms) / 1000)
+        _DECISION_SECONDS[self._policy.mode].observe((now_ms - begun_ms) / 1000)
         if not choice.picks:
-            metrics.work_lease_attempts.of("empty").inc()
+            _EMPTY.inc()
         for pick in choice.picks:
-            metrics.scheduler_picks.of(pick.why).inc(pick.slice_count)
+            _PICKS[pick.why].inc(pick.slice_count)
         _count_skips(choice.skips)
         for fault in choice.faults[:_FAULTS_LOGGED_MAX]:
             log.warning("scheduler_plugin_fault", fault=fault)
