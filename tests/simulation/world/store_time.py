@@ -25,7 +25,7 @@ class StoreTime:
         # While the store's time runs slower, it takes a fall one percent shorter, too.
         self._not_fallen_ms = 0.0
         self.clock = EmbeddedClock(self._wall_ms, self._steady_ms, "one boot")
-        self._seen = (self._steady_ms(), self.clock.now_ms())
+        self._seen = self._look()
         self.jumped_ms = 0
 
     def _steady_ms(self) -> int:
@@ -33,6 +33,11 @@ class StoreTime:
 
     def _wall_ms(self) -> int:
         return EPOCH_MS + self._steady_ms() + self._set_ms
+
+    def _look(self) -> tuple[int, int]:
+        """Return the clock that is never set, and the store's time."""
+        steady_ms = self._steady_ms()
+        return steady_ms, self.clock.reading(steady_ms)
 
     def now_s(self) -> float:
         """How long the run has lasted, whatever clocks say."""
@@ -51,7 +56,7 @@ class StoreTime:
 
     def check(self) -> None:
         """The store's time never runs backwards, never stands still, and is never further ahead than the machine's clock was set."""
-        (steady_before_ms, before_ms), self._seen = self._seen, (self._steady_ms(), self.clock.now_ms())
+        (steady_before_ms, before_ms), self._seen = self._seen, self._look()
         steady_ms, now_ms = self._seen
         passed_ms, moved_ms = steady_ms - steady_before_ms, now_ms - before_ms
         if moved_ms < _SLOWEST * passed_ms - _ROUNDED_MS:

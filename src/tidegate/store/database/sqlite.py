@@ -121,8 +121,8 @@ class SqliteDriver:
     ) -> None:
         self._path = path
         self._clock = now_ms if isinstance(now_ms, EmbeddedClock) else None
-        self._now_ms = now_ms.now_ms if isinstance(now_ms, EmbeddedClock) else now_ms
-        self._wall_ms = now_ms.wall_ms if isinstance(now_ms, EmbeddedClock) else now_ms
+        self._now_ms: Callable[..., int] = _time_by(now_ms) if isinstance(now_ms, EmbeddedClock) else now_ms
+        self._wall_ms: Callable[..., int] = now_ms.wall_ms if isinstance(now_ms, EmbeddedClock) else now_ms
         self._read_only = read_only
         self._is_shared = is_shared
         self._reserve = DiskReserve(path) if path is not None and not read_only else None
@@ -163,8 +163,8 @@ class SqliteDriver:
         # Else a statement whose plan may depend on a parameter is planned each time, which costs
         # more than its run.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-        connection.create_scalar_function("now_ms", lambda *_: self._now_ms(), 0)
-        connection.create_scalar_function("wall_ms", lambda *_: self._wall_ms(), 0)
+        connection.create_scalar_function("now_ms", self._now_ms, 0)
+        connection.create_scalar_function("wall_ms", self._wall_ms, 0)
         if not self._read_only:
             mode = connection.pragma("journal_mode", "wal")
             if mode != "wal" and self._path is not None:
@@ -318,6 +318,11 @@ _PASSING = (
     apsw.ProtocolError,
     apsw.InterruptError,
 )
+
+
+def _time_by(clock: EmbeddedClock) -> Callable[[], int]:
+    """Return a function that returns the store's time."""
+    return lambda: clock.reading(clock.steady_ms())
 
 
 def _stamps(connection: apsw.Connection) -> Mapping[str, str]:
