@@ -1,24 +1,35 @@
--- The whole of what Tidegate remembers, for SQLite and PostgreSQL alike.
+-- The whole schema of Tidegate, for SQLite and PostgreSQL.
 --
--- The road: a caller's bytes become a blob and a file; a job names a file and starts as `validating`; ingest cuts it into slices and
--- moves it to `in_progress`; a worker leases slices, and every finished item becomes one row in outcomes and a byte range in extents;
--- when nothing is left the job passes through `finalizing` and ends. An item that waits has no row; one that is done has exactly one.
+-- The road of a job:
 --
--- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes, job_event_counts, blobs, files, job_models, flows (by model and share_owner),
--- model_clocks, rates, webhook_endpoints, webhook_deliveries, operations, audit_chain, audit. A lease holds a job's row only against those who close it, and never waits for a slice: it takes the next one.
--- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses` of a blob counts the extents, jobs
--- and parts of uploads that need its bytes.
+-- 1. A caller's bytes become a blob and a file. A job names a file and starts as `validating`.
+-- 2. Ingest cuts the job into slices and moves it to `in_progress`.
+-- 3. A worker leases slices. Each finished item becomes one row in outcomes and a byte range in
+--    extents.
+-- 4. When no item is left, the job passes through `finalizing` and ends.
+--
+-- An item that waits has no row. One that is done has exactly one.
+--
+-- Order of locks inside a transaction: tenants, uploads, jobs (by id), slices, outcomes,
+-- job_event_counts, blobs, files, job_models, flows (by model and share_owner), model_clocks,
+-- rates, webhook_endpoints, webhook_deliveries, operations, audit_chain, audit. A lease locks a
+-- job's row only against transactions that close it. It never waits for a slice, but takes the next
+-- one.
+--
+-- Times are unix milliseconds from now_ms(), which both drivers define. Text collates as C. `uses`
+-- of a blob counts the extents, jobs and parts of uploads that need its bytes.
 --
 -- compatible_from: 1
 
--- What the database says of itself: the version of its schema, `compatible_from` and a checksum of each version (see schema.py), and what
--- operators switch at run time.
+-- Facts about the database: the version of its schema, `compatible_from` and a checksum of each
+-- version (see schema.py), and what operators switch at run time.
 create table meta (
     name text primary key,
     value text not null
 );
 /*postgresql:
--- SQLite's connections bring functions of their own. `wall_ms` is the machine's clock, `now_ms` the store's time.
+-- SQLite's connections define these functions themselves. `wall_ms` is the machine's clock,
+-- `now_ms` the store's time.
 create function wall_ms() returns bigint language sql volatile parallel safe
 as 'select cast(extract(epoch from clock_timestamp()) * 1000 as bigint)';
 create function now_ms() returns bigint language sql volatile parallel safe as 'select wall_ms()';
@@ -33,7 +44,8 @@ begin
 end $$;
 */
 
--- How the store's time is read from the machine's clock, and when somebody last looked at it: see core/store_clock.py. One row.
+-- How the store's time is read from the machine's clock, and when a process last looked at it (see
+-- core/store_clock.py). One row.
 create table clock (
     id bigint primary key,
     ticked_at bigint not null,
@@ -45,15 +57,16 @@ create table clock (
     boot_ms bigint not null
 );
 
--- Who owns things.
+-- The owners of files, jobs and keys.
 create table tenants (
     id text primary key,
     name text not null unique,
     created_at bigint not null
 );
 
--- API keys: the public id, and a keyed hash of the secret; the secret itself is shown once and kept nowhere. `old_hash` is that of the
--- secret before the last rotation, which works until `old_until`.
+-- API keys: the public id, and a keyed hash of the secret. The secret itself is shown once and
+-- never stored. `old_hash` is the hash of the secret before the last rotation, which works until
+-- `old_until`.
 create table keys (
     id text primary key,
     tenant_id text not null,
@@ -79,9 +92,10 @@ create table keys (
 );
 create index keys_by_tenant on keys (tenant_id);
 
--- One row per process incarnation. Its leases live exactly as long as `alive_until` stays ahead of the database's clock. `share_owner` is the
--- only owner whose jobs it ingests and leases; empty for a worker of all.
--- `servers` is a name for the model servers of a `tidegate run`; empty for a process of a gateway.
+-- One row for each process incarnation. Its leases live exactly as long as `alive_until` is ahead
+-- of the database's clock. `share_owner` is the only owner whose jobs it ingests and leases; empty
+-- for a worker of all. `servers` is a name for the model servers of a `tidegate run`; empty for a
+-- process of a gateway.
 create table workers (
     id text primary key,
     host text not null,
@@ -102,7 +116,8 @@ create table workers (
 );
 create index workers_alive on workers (alive_until) where state = 'alive';
 
--- Where bytes lie. The row comes before the bytes, and `condemned` before their removal.
+-- The places of bytes. The row is written before the bytes, and `condemned` is set before their
+-- removal.
 create table blobs (
     id text primary key,
     kind text not null check (kind in ('upload', 'work', 'answers', 'errors', 'rest', 'compacted')),
@@ -118,7 +133,8 @@ create index blobs_writing on blobs (created_at) where state = 'writing';
 create index blobs_unused on blobs (created_at) where state = 'kept' and uses = 0;
 create index blobs_condemned on blobs (condemned_at) where state = 'condemned';
 
--- What callers uploaded and what we made for them. `growing` files are the hidden results of a job that still runs.
+-- The files of callers, uploaded or made for them. `growing` files are the hidden results of a
+-- running job.
 create table files (
     id text primary key,
     tenant_id text not null,
@@ -149,8 +165,8 @@ create table extents (
     primary key (file_id, at)
 ) /*sqlite: without rowid */;
 
--- Files on their way in parts. A pending one lives until `expires_at`; `file_id` is what it became, of the parts that `parts_hash` stands for,
--- and `md5` the MD5 of its bytes.
+-- Files that come in parts. A pending upload lives until `expires_at`. `file_id` is the file that
+-- it became, `parts_hash` identifies the parts of that file, and `md5` is the MD5 of its bytes.
 create table uploads (
     id text primary key,
     tenant_id text not null,
@@ -169,7 +185,7 @@ create table uploads (
 create index uploads_by_tenant on uploads (tenant_id) where state = 'pending';
 create index uploads_by_end on uploads (expires_at);
 
--- The parts of pending uploads, each a blob that this row needs.
+-- The parts of pending uploads. Each row uses a blob.
 create table upload_parts (
     id text primary key,
     upload_id text not null,
@@ -180,19 +196,30 @@ create table upload_parts (
 );
 create index upload_parts_by_upload on upload_parts (upload_id);
 
--- `door` is what a front door that wants events of items remembers of its job; the engine does not read it. `endpoint` is 'mixed' where each line of the input names its own; what an item is sent to stands with its slice.
--- `shape` is what its caller asks of all its lines and files, as JSON; null where that is nothing (see core/job_shape.py).
--- `parts` are the files that its results were cut into; the files that it names itself are then in no list, with the purpose 'whole'.
--- `kind` is what a job was made for: a batch, or one background response. A response that its caller deleted is forgotten at its end.
--- A retry (`retry_of`) runs those lines of the same input again that `retry_choice` picks from the error lines in `retry_file_id`, and its
--- answers stand behind the first job's in `merged_file_id`. Both files hold pieces of their own, so the first job may go at any time.
--- A canary is the first `canary_items` items of a job: they run alone until they are done, and the other slices rest for ever meanwhile.
--- The last `deduplicated_count` and `reused_count` items are not run: they are in no slice, stand in the work file from `copies_at` on, and
--- publish gives each of them the line of another item, or of one of an earlier job (see core/answers/copied_lines.py).
--- From `interactive_at` on, the items of a response go like interactive calls.
--- `words` is what a search looks through: the id, the endpoint, the name of the input, keys and values of metadata and the models, without
--- differences of case, each with a newline on both sides. `final_cost_nano` and `final_failed_ppm` are set when the job ends, for lists by
--- cost and by failures: recording changes the counts they are made of, so those are in no index.
+-- Jobs: batches, and background responses.
+--
+-- - `door`: the state of a front door that wants events of items. The engine does not read it.
+-- - `endpoint`: 'mixed' if each line of the input names its own. The endpoint of an item is in its
+--   slice.
+-- - `shape`: the caller's wishes for all lines and files, as JSON; null if there are none (see
+--   core/job_shape.py).
+-- - `parts`: the files into which the results were cut. Then the job's own files are in no list,
+--   with the purpose 'whole'.
+-- - `kind`: a batch, or one background response. A response that its caller deleted is forgotten at
+--   its end.
+-- - `retry_of`: a retry runs lines of the same input again, those that `retry_choice` picks from
+--   the error lines in `retry_file_id`. Its answers follow the first job's in `merged_file_id`.
+--   Both files have their own extents, so the first job may be deleted at any time.
+-- - `canary_items`: the number of the first items, which run alone until they are done. Meanwhile
+--   the other slices rest for ever.
+-- - `deduplicated_count` and `reused_count`: so many of the last items are not run. They are in no
+--   slice, and in the work file from `copies_at` on. Publish gives each the line of another item,
+--   or of an earlier job's item (see core/answers/copied_lines.py).
+-- - `interactive_at`: from then on, the items of a response go as interactive calls.
+-- - `words`: the text for searches, without differences of case: the id, the endpoint, the name of
+--   the input, keys and values of metadata, and the models, each with a newline on both sides.
+-- - `final_cost_nano` and `final_failed_ppm`: set at the job's end, for lists by cost and by
+--   failures. The counts that they are made of change with each record, so those are in no index.
 create table jobs (
     id text primary key,
     tenant_id text not null,
@@ -286,7 +313,8 @@ create table jobs (
     unsent_count bigint not null default 0
 );
 create index jobs_by_tenant on jobs (tenant_id, created_at, id);
--- SQLite looks through these indexes alone for a search that matches little; recording changes none of their columns.
+-- SQLite reads only these indexes for a search with few matches. Recording changes none of their
+-- columns.
 create index jobs_listed on jobs (tenant_id, created_at, id /*sqlite: , words, errors */) where kind = 'batch';
 create index jobs_by_age on jobs (created_at, id /*sqlite: , tenant_id, words, errors */) where kind = 'batch';
 create index jobs_by_end on jobs (state, created_at, id /*sqlite: , tenant_id, words, errors */)
@@ -312,7 +340,7 @@ create index jobs_by_input on jobs (input_file_id);
 create index jobs_to_ingest on jobs (tenant_id, (ingest_bytes + 100 * created_at), id) where state = 'validating';
 create index jobs_ingesting on jobs (step_worker_id) where state = 'validating' and step_worker_id is not null;
 
--- The files of an input that is made of several, without the first, which the job itself names.
+-- The files of an input that is made of several, without the first, which is in the job's row.
 create table job_inputs (
     job_id text not null,
     number bigint not null,
@@ -321,8 +349,9 @@ create table job_inputs (
 );
 create index job_inputs_by_file on job_inputs (file_id);
 
--- Where batches, webhook endpoints, deliveries, operations and audit entries that are gone stood in lists: a page behind one of them begins there for a
--- while. Operations and audit entries have no tenant. Lists of batches are also sorted by the last four columns.
+-- The last places in lists of removed batches, webhook endpoints, deliveries, operations and audit
+-- entries. For a while, a page after one of them begins there. Operations and audit entries have no
+-- tenant. Lists of batches are also sorted by the last four columns.
 create table list_places (
     id text primary key,
     tenant_id text not null,
@@ -335,7 +364,8 @@ create table list_places (
 );
 create index list_places_by_age on list_places (deleted_at);
 
--- Whose input is ingested next: a clock for small inputs and one for large ones, and the places of tenants that stand ahead of it.
+-- The turns of ingest: a clock for small inputs and one for large ones, and the places of tenants
+-- that are ahead of it.
 create table ingest_clocks (
     lane text primary key,
     clock bigint not null
@@ -349,9 +379,10 @@ create table ingest_turns (
 );
 create index ingest_turns_by_place on ingest_turns (lane, place);
 
--- The models of a job, so that a scheduler's snapshot never has to look at items. `open` until the job closes or no slice of the model is
--- left; `held` while the job is paused. `due_at` is when it must begin, and once it has begun, when it must be done. `leased_at` may be a
--- second old. `priority` is the job's: within a share owner's jobs, higher goes first.
+-- The models of a job, so that a scheduler's snapshot never reads items. A row is `open` until the
+-- job closes or no slice of the model is left, and `held` while the job is paused. `due_at` is when
+-- the job must begin, and once it has begun, when it must be done. `leased_at` may be a second old.
+-- `priority` is the job's: among a share owner's jobs, a higher one goes first.
 create table job_models (
     job_id text not null,
     model text not null,
@@ -376,8 +407,8 @@ create index job_models_oldest on job_models (model, share_owner, priority desc,
 create index job_models_smallest on job_models (model, share_owner, priority desc, work_units, job_id) where state = 'open';
 create index job_models_due on job_models (model, due_at, job_id) where state = 'open';
 
--- Runs of neighbouring items of one job, one endpoint and one model. `read_first` is the first item in the byte range: after two lost owners a slice
--- is split into single items that all read the old range.
+-- Runs of neighbouring items of one job, one endpoint and one model. `read_first` is the first item
+-- in the byte range: the parts of a slice that was cut all read the old range.
 create table slices (
     job_id text not null,
     first bigint not null,
@@ -402,7 +433,8 @@ create index slices_leased on slices (worker_id) where state = 'leased';
 create index slices_out on slices (job_id, model) where state = 'leased';
 create index slices_suspect on slices (job_id, model, lost_count, first) where state = 'ready' and lost_count > 0;
 
--- What became of an item: written once, never changed. `at` is the line's place in the job's output file (answered) or error file.
+-- The outcome of an item, written once. `at` is the line's place in the job's output file
+-- (answered) or error file.
 create table outcomes (
     job_id text not null,
     number bigint not null,
@@ -413,7 +445,8 @@ create table outcomes (
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 
--- Items that failed at least once and may be tried again. The others have no row. `tries` are the answers that did not fit, as JSON.
+-- Items that failed at least once and may be tried again. Other items have no row. `tries` are the
+-- answers that did not fit, as JSON.
 create table attempts (
     job_id text not null,
     number bigint not null,
@@ -426,14 +459,16 @@ create table attempts (
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 
--- How many events there are of a job whose door wants events of items; a job without a row here has none. The row gives out their numbers.
+-- The number of events of a job whose door wants events of items. Other jobs have no row. New
+-- events take their numbers from it.
 create table job_event_counts (
     job_id text primary key,
     count bigint not null
 );
 
--- What happened to the items of such a job: items from `first` on began to run, or lines were added to both result files. A row stands for
--- `count` events, the first of which has this number. The job's creation is event 1, and there are no gaps.
+-- The events of the items of such a job: items from `first` on began to run, or lines were added to
+-- both result files. A row stands for `count` events, the first of which has this number. The job's
+-- creation is event 1, and there are no gaps.
 create table job_events (
     job_id text not null,
     number bigint not null,
@@ -448,7 +483,7 @@ create table job_events (
     primary key (job_id, number)
 ) /*sqlite: without rowid */;
 
--- What a caller's Idempotency-Key stands for.
+-- The Idempotency-Keys of callers, and the objects that they made.
 create table idempotency (
     tenant_id text not null,
     route text not null,
@@ -460,8 +495,9 @@ create table idempotency (
 );
 create index idempotency_by_age on idempotency (created_at);
 
--- The queue of one share_owner for one model. `served` is what record charged it, in tokens divided by its weight; a flow that wakes is lifted to
--- the least awake one of its model. `asleep` with `wakes_at`: all that is left of it rests until then.
+-- The queue of one share owner for one model. `served` is what record charged it, in tokens divided
+-- by its weight. A flow that wakes is lifted to the least served awake flow of its model. If an
+-- `asleep` flow has `wakes_at`, all its work rests until then.
 create table flows (
     model text not null,
     share_owner text not null,
@@ -478,15 +514,17 @@ create index flows_awake on flows (model, served, share_owner) where state = 'aw
 create index flows_resting on flows (wakes_at) where state = 'asleep' and wakes_at is not null;
 create index flows_idle on flows (changed_at) where state = 'asleep';
 
--- How far a model's flows had come when they went to sleep: where the next one begins that wakes alone.
+-- The highest service at which a flow of the model went to sleep. If no flow is awake, the next one
+-- begins there.
 create table model_clocks (
     model text primary key,
     clock bigint not null
 );
 
--- What each worker had answered, by minute: estimated units, the tokens they really cost, items; for how long any of it was in flight, how
--- long all calls took together, when the last one ended, and how many tokens the prompts had. The last three are sums over its requests:
--- they show how much of what a request takes comes with its units. No other process writes a worker's row.
+-- The answers of each worker by minute: estimated units, the tokens they really cost, and items;
+-- for how long any call was in flight, how long all calls took together, when the last one ended,
+-- and the tokens of the prompts. The last three are sums over the requests, which show how a
+-- request's time and tokens depend on its units. Only the worker itself writes its rows.
 create table rates (
     model text not null,
     minute bigint not null,
@@ -506,8 +544,9 @@ create table rates (
 );
 create index rates_by_age on rates (minute);
 
--- What is counted of each budget (`bound`:`name`), all of its periods in one packed ledger. `empty_at` is when nothing in it counts any
--- more. Locked in order of id, in transactions that lock nothing else. No index but the key: what changes all the time is in none.
+-- The counts of each budget (`bound`:`name`), with all periods in one packed ledger. From
+-- `empty_at` on nothing in it counts any more. Rows are locked in order of id, in transactions that
+-- lock nothing else. The key is the only index, because the columns change all the time.
 create table budgets (
     id text primary key,
     bound text not null,
@@ -517,7 +556,8 @@ create table budgets (
     empty_at bigint not null
 );
 
--- How many calls each process may have in flight per deployment, and how many it wants. The row of worker '' is the name's lock.
+-- How many calls each process may have in flight for a name, and how many it wants. The row of
+-- worker '' is the name's lock.
 create table slots (
     name text not null,
     worker_id text not null,
@@ -527,7 +567,7 @@ create table slots (
     primary key (name, worker_id)
 );
 
--- The limits per minute that deployments reported of themselves.
+-- The limits per minute that deployments reported.
 create table discovered_limits (
     deployment text primary key,
     requests bigint,
@@ -535,7 +575,8 @@ create table discovered_limits (
     reported_at bigint not null
 );
 
--- What calls each process has out at deployments that batch shares with others, and why its tide stands as it does; reported again and again.
+-- The calls of each process at deployments that batch shares with others, and the reason for its
+-- tide. Processes repeat these reports.
 create table fleet_reports (
     deployment text not null,
     worker_id text not null,
@@ -550,8 +591,8 @@ create table fleet_reports (
     primary key (deployment, worker_id)
 );
 
--- What was used and what it cost, by UTC day (days since 1970). Only record writes it, and only while it holds the job's row; it outlives
--- the job. Money is in billionths of the operator's currency.
+-- Usage and cost by UTC day (days since 1970). Only record writes it, and only while it has locked
+-- the job's row. Rows outlive the job. Money is in billionths of the operator's currency.
 create table usage (
     day bigint not null,
     job_id text not null,
@@ -573,7 +614,8 @@ create table usage (
 );
 create index usage_by_tenant on usage (tenant_id, day);
 
--- The same for interactive calls, which belong to no job: processes add to it in flushes, about once a second.
+-- Usage and cost of interactive calls, which belong to no job. Processes add to it in flushes,
+-- about once a second.
 create table usage_interactive (
     day bigint not null,
     tenant_id text not null,
@@ -593,15 +635,16 @@ create table usage_interactive (
     primary key (day, tenant_id, key_id, model, deployment)
 );
 
--- Each writer's last flush: one whose commit was unknown is sent again, and counts once.
+-- The last flush of each writer. A flush whose commit was unknown is sent again, and counts once.
 create table usage_writers (
     id text primary key,
     flush_number bigint not null,
     wrote_at bigint not null
 );
 
--- Deployments, resources and terms of models that an operator added at run time, beside those in the settings, and which deployments of either
--- kind are drained; `routing_number` in meta counts the changes.
+-- Deployments, resources and terms of models that an operator added at run time, beside those in
+-- the settings, and which deployments of either kind are drained. `routing_number` in meta counts
+-- the changes.
 create table routing (
     kind text not null check (kind in ('deployment', 'resource', 'model', 'drain_state')),
     name text not null,
@@ -611,9 +654,10 @@ create table routing (
     primary key (kind, name)
 );
 
--- What operators changed, and how it was before: rows are added, never changed. Both looks are JSON without secrets. `address` is where the
--- change was asked for; null for one that no request asked for. `number` and the hashes are its place in the chain (core/audit_chain.py); null
--- until the next sweep for entries that a program of an earlier version wrote.
+-- The changes of operators, with the states before and after as JSON without secrets. Rows are
+-- added, never changed. `address` is where the request came from; null for a change without a
+-- request. `number` and the hashes are the place in the chain (core/audit_chain.py). They are null
+-- for entries of a program of an earlier version, until the next sweep.
 create table audit (
     id text primary key,
     happened_at bigint not null,
@@ -633,7 +677,8 @@ create index audit_by_target on audit (target, happened_at, id);
 create unique index audit_by_number on audit (number) where number is not null;
 create index audit_unchained on audit (happened_at, id) where number is null;
 
--- The two ends of the audit's chain: its last entry, and the last one that retention removed. One row, held by the process that adds or prunes.
+-- The two ends of the audit's chain: its last entry, and the last one that retention removed. One
+-- row, which a process locks while it adds or prunes entries.
 create table audit_chain (
     id bigint primary key,
     number bigint not null,
@@ -641,8 +686,9 @@ create table audit_chain (
     pruned_number bigint not null,
     pruned_hash text not null
 );
--- The audit is only added to. A chained entry cannot be changed, and is removed only behind the place to which retention moved the chain's
--- beginning; any other delete leaves it where it is, for programs of the first schema prune by age alone.
+-- A chained entry of the audit cannot be changed. It can be removed only after retention has moved
+-- the beginning of the chain past it. Any other delete has no effect, because programs of the first
+-- schema prune by age alone.
 /*sqlite:
 create trigger audit_unchanged before update on audit when old.number is not null
 begin
@@ -696,14 +742,17 @@ create trigger audit_chain_kept before update or delete on audit_chain for each 
 create trigger audit_chain_not_emptied before truncate on audit_chain for each statement execute function keep_audit_chain();
 */
 
--- Sessions of the console that were signed out of before their time. `ends_at` is when they would have ended by themselves.
+-- Sessions of the console that were ended before their time. `ends_at` is when they would have
+-- ended by themselves.
 create table ended_sessions (
     nonce text primary key,
     ends_at bigint not null
 );
 
--- Actions on every job that matches a filter. A worker holds one as long as it lives. `cursor_at` and `cursor_id` are the creation and the id of
--- the last job that it came to, newest first: they move in the transaction that changes the job. The matched columns are its impact when it was made.
+-- Actions on all jobs that match a filter. A worker has an operation as long as it lives.
+-- `cursor_at` and `cursor_id` are the creation and the id of the last changed job, newest first.
+-- They move in the transaction that changes the job. The matched columns are the impact of the
+-- operation at its creation.
 create table operations (
     id text primary key,
     actor text not null,
@@ -728,9 +777,10 @@ create table operations (
 create index operations_by_age on operations (created_at, id);
 create index operations_running on operations (created_at, id) where state = 'running';
 
--- Where tenants want to hear of their jobs' ends. A row with a `job_id` belongs to that job alone. Events are signed with `secret`, and
--- with `old_secret` too until `old_until`. `failing_since` is when tries began to fail with no success since. Where `door` is set, that
--- front door words the events, and `headers` are sent along.
+-- The URLs at which tenants want events of their jobs. A row with a `job_id` belongs to that job
+-- alone. Events are signed with `secret`, and until `old_until` also with `old_secret`.
+-- `failing_since` is the first failed try since the last success. If `door` is set, that front door
+-- writes the events, and `headers` are sent with them.
 create table webhook_endpoints (
     id text primary key,
     tenant_id text not null,
@@ -752,9 +802,11 @@ create table webhook_endpoints (
 create index webhook_endpoints_by_tenant on webhook_endpoints (tenant_id, created_at, id) where job_id is null;
 create index webhook_endpoints_by_job on webhook_endpoints (job_id) where job_id is not null;
 
--- The outbox: one row for each event and endpoint, written in the transaction of what it tells of: the end of a job, or what became of one
--- `item`. It is leased to a worker as long as that worker is alive; `lease_token` guards what becomes of it. A row lives as long as its job
--- and its endpoint do; one that is not delivered when its job is deleted lives until it is, or until the job would have been forgotten.
+-- The outbox: one row for each event and endpoint, written in the transaction of the reported
+-- change: the end of a job, or an event of one `item`. A worker leases a row as long as it is
+-- alive, and `lease_token` guards the result. A row lives as long as its job and its endpoint. If
+-- it is not delivered when its job is deleted, it lives until it is, or until the job would have
+-- been forgotten.
 create table webhook_deliveries (
     event_id text not null,
     endpoint_id text not null,

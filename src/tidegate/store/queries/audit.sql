@@ -1,7 +1,8 @@
--- What operators changed. Each change is noted in its own transaction; before and after it the same look is taken at what is changed, without its secrets.
+-- The changes of operators. Each is noted in its own transaction. The same look at the object,
+-- without its secrets, is taken before and after the change.
 
 -- audit_chain_hold --
--- Hold the chain until the transaction ends: entries are added and pruned by one process at a time.
+-- Lock the chain until the transaction ends: one process at a time adds or prunes entries.
 insert into audit_chain (id, number, hash, pruned_number, pruned_hash) values (1, 0, '', 0, '')
 on conflict (id) do update set id = 1
 returning number, hash, pruned_number, pruned_hash, now_ms();
@@ -16,7 +17,7 @@ update audit_chain set number = :number, hash = :hash where id = 1;
 update audit_chain set pruned_number = :number, pruned_hash = :hash where id = 1;
 
 -- audit_put --
--- A change that is made again after an unknown commit is noted once.
+-- A change that is repeated after an unknown commit is noted once.
 insert into audit (id, happened_at, actor, action, kind, target, before, after, address, number, previous_hash, hash)
 values (:id, :happened_at, :actor, :action, :kind, :target, :before, :after, :address, :number, :previous_hash, :hash)
 on conflict (id) do nothing
@@ -44,7 +45,7 @@ order by number
 limit :count_max;
 
 -- audit_oldest --
--- The first entries of the chain, and whether each is old enough to go.
+-- The first entries of the chain, and whether each is old enough to be removed.
 select number, hash, case when happened_at < (select now_ms()) - :keep_ms then 1 else 0 end from audit
 where number is not null
 order by number
@@ -59,7 +60,7 @@ on conflict (id) do nothing;
 delete from audit where number <= :number;
 
 -- audit_cursor --
--- Where a page begins; entries that were pruned still mark a place.
+-- The place where a page begins. Pruned entries still have one.
 select happened_at, id from audit where id = :id
 union all
 select created_at, id from list_places where tenant_id = '' and id = :id;
@@ -116,7 +117,7 @@ join tenants t on t.id = j.tenant_id
 where j.id = :target;
 
 -- look_at_delivery --
--- `EVENT.ENDPOINT`; ids of events have 26 characters.
+-- The target is `EVENT.ENDPOINT`. Ids of events have 26 characters.
 select d.state, d.attempt_count from webhook_deliveries d
 where d.event_id = substr(cast(:target as text), 1, 26) and d.endpoint_id = substr(cast(:target as text), 28);
 

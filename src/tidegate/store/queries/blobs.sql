@@ -1,4 +1,4 @@
--- Where bytes lie: a row comes before the bytes, and `condemned` before their removal.
+-- Blobs. A row is written before the bytes, and `condemned` is set before their removal.
 
 -- blob_put --
 -- A blob has a row before it has bytes.
@@ -7,22 +7,24 @@ values (:id, :kind, 'writing', :worker_id, 0, 0, 0, now_ms())
 on conflict (id) do nothing;
 
 -- blob_keep --
--- Its bytes are durable and something needs them. No row: it was condemned meanwhile, so the bytes do not count.
+-- The bytes of the blob are durable and used. No row: it was condemned meanwhile, so its bytes must
+-- not be used.
 -- moves: blobs: writing -> kept
 update blobs set state = 'kept', size_bytes = :size_bytes, uses = uses + :uses
 where id = :id and state = 'writing'
 returning id;
 
 -- blob_share --
--- One more thing needs these bytes, in the transaction that kept them.
+-- Add one use of these bytes, in the transaction that kept them.
 update blobs set uses = uses + 1 where id = :id;
 
 -- blob_use --
--- So many more things need these bytes, which others hold meanwhile.
+-- Add uses of these bytes, which have other uses meanwhile.
 update blobs set uses = uses + :uses where id = :id;
 
 -- blob_extend --
--- Record takes a log's bytes into use. No row: the log was condemned, and record must refuse its extents.
+-- Record adds uses of a log's bytes. No row: the log was condemned, and record must refuse its
+-- extents.
 update blobs
 set uses = uses + :uses,
     size_bytes = case when size_bytes > :recorded_to then size_bytes else :recorded_to end,
@@ -31,25 +33,26 @@ where id = :id and state in ('writing', 'kept')
 returning worker_id;
 
 -- blob_hold --
--- Who changes several blobs holds all of them first, by id.
+-- A transaction that changes several blobs first locks all of them, by id.
 select id from blobs where id = :id /*! for update */;
 
 -- blob_recorded_to --
--- How far a log was recorded: what lies before is a replay.
+-- How far a log was recorded. Lines before that place are a replay.
 select recorded_to from blobs where id = :id;
 
 -- blob_release --
--- Something that needed these bytes is gone.
+-- Remove uses of these bytes.
 update blobs set uses = uses - :uses where id = :id;
 
 -- blob_settle --
--- A log whose owner is gone is finished: nothing more of it will be recorded by its owner's hand unless it wakes.
+-- A log whose owner is gone is finished: its owner records nothing more from it, unless it was only
+-- paused.
 -- moves: blobs: writing -> kept
 update blobs set state = 'kept' where id = :id and state = 'writing' returning uses;
 
 -- blobs_condemn_unused --
--- Bytes that nothing needs: kept but unused. A log must be old besides, because its owner may wake and record more of it; any other blob
--- that was used once is never used again.
+-- Condemn blobs that are kept but unused. A log must also be old, because its owner may only be
+-- paused and record more of it. Any other blob is never used again once it is unused.
 -- moves: blobs: kept -> condemned
 update blobs set state = 'condemned', condemned_at = now_ms()
 where id in (
@@ -61,19 +64,20 @@ where id in (
 returning id;
 
 -- blob_condemn_upload --
--- The only file that was made of this upload is deleted.
+-- The only file that used this upload is deleted.
 -- moves: blobs: kept -> condemned
 update blobs set state = 'condemned', condemned_at = now_ms()
 where id = :id and kind = 'upload' and state = 'kept' and uses = 0
 returning id;
 
 -- blob_condemn --
--- The owner gave this one up itself: a void log, an aborted upload.
+-- The owner itself gave this blob up: a void log, or an aborted upload.
 -- moves: blobs: writing -> condemned
 update blobs set state = 'condemned', condemned_at = now_ms() where id = :id and state = 'writing' and uses = 0 returning id;
 
 -- blobs_abandoned --
--- Blobs still being written whose owner is gone: logs to adopt, uploads and work files to condemn.
+-- Blobs that are being written by owners that are gone: logs to adopt, uploads and work files to
+-- condemn.
 select b.id, b.kind, b.recorded_to, b.worker_id, now_ms() - coalesce(w.alive_until, 0) as gone_for_ms
 from blobs b
 left join workers w on w.id = b.worker_id
@@ -82,7 +86,7 @@ order by b.created_at
 limit :count_max;
 
 -- blobs_condemned --
--- Those whose bytes may go now: logs after a while, others soon.
+-- Condemned blobs whose bytes may be removed now: logs after a while, others soon.
 select id from blobs
 where state = 'condemned'
     and condemned_at < now_ms() - case when kind in ('answers', 'errors') then cast(:age_ms as bigint) else cast(:soon_ms as bigint) end
@@ -95,7 +99,7 @@ delete from blobs where id = :id and state = 'condemned' returning id;
 select id, state, size_bytes, uses from blobs where id > :after order by id limit :count_max;
 
 -- blob_files --
--- Some files that are made of these bytes.
+-- Some files that use these bytes.
 select distinct f.id from extents e join files f on f.id = e.file_id where e.blob_id = :id order by f.id limit :count_max;
 
 -- blob_get --

@@ -1,8 +1,8 @@
--- What shared limits stand on: counts of budgets, slots in flight, limits that upstreams report.
+-- Shared limits: ledgers of budgets, slots in flight, and limits that upstreams report.
 
 -- budgets_lock --
--- The ledgers of a few budgets, locked in order of their ids so that two processes never wait for each other. The moment is read behind
--- the locks: a later transaction in the row's history has the later time.
+-- The ledgers of a few budgets, locked in order of their ids so that processes never deadlock. The
+-- time is read after the locks, so that a later transaction of a row has a later time.
 with locked as (
     select id, ledger from budgets
     where id in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7)
@@ -12,27 +12,29 @@ with locked as (
 select id, ledger, now_ms() as now from locked;
 
 -- budgets_look --
--- Read ledgers without locks, for a look that takes nothing.
+-- Ledgers without locks, for a look that takes nothing.
 select id, ledger from budgets where id in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7);
 
 -- budget_begin --
--- A row comes into being in a transaction of its own: transactions that then lock it find it, and no count is overwritten.
+-- A row is created in a separate transaction, so that transactions which lock it find it and no
+-- count is overwritten.
 insert into budgets (id, bound, name, ledger, used_at, empty_at)
 values (:id, :bound, :name, :ledger, now_ms(), now_ms())
 on conflict (id) do nothing;
 
 -- budget_write --
--- Under the lock of budgets_lock.
+-- Used only under the lock of budgets_lock.
 update budgets set ledger = :ledger, used_at = now_ms(), empty_at = :empty_at where id = :id;
 
 -- holders_living --
--- Whose calls in flight may still be settled: processes that beat, and those whose slices are not taken over yet, so that what they had
--- sent is neither known nor sent again.
+-- The processes whose calls in flight may still be settled: living ones, and those whose slices
+-- were not reclaimed yet, so that their calls are neither known nor repeated.
 select w.id from workers w
 where w.state = 'alive' or exists (select 1 from slices s where s.worker_id = w.id and s.state = 'leased');
 
 -- budgets_prune --
--- A budget in which nothing counts any more is as good as none. A job's lifetime ends with its job.
+-- A budget in which nothing counts any more is not needed. The lifetime budget of a job ends with
+-- the job.
 with picked as (
     select b.id as picked_id from budgets b
     where b.used_at < now_ms() - :idle_ms
@@ -43,7 +45,7 @@ with picked as (
 delete from budgets where id in (select picked_id from picked);
 
 -- slots_anchor --
--- One row per name without a holder, which a transaction locks that shares its slots.
+-- One row for each name without a holder. A transaction that shares the name's slots locks it.
 insert into slots (name, worker_id, held, wanted, reported_at) values (:name, '', 0, 0, now_ms()) on conflict (name, worker_id) do nothing;
 
 -- slots_lock --
@@ -56,7 +58,8 @@ order by name
 select 1 from workers where id = :id and state = 'alive';
 
 -- slots_held --
--- What each process is written down for. One that was declared gone holds nothing; one that is merely late still does.
+-- The slots of each process. One that was declared gone has none; one that is only late still has
+-- them.
 select s.name, s.worker_id, s.held, s.wanted from slots s
 join workers w on w.id = s.worker_id and w.state = 'alive'
 where s.name in (:id_0, :id_1, :id_2, :id_3, :id_4, :id_5, :id_6, :id_7);
@@ -66,7 +69,7 @@ insert into slots (name, worker_id, held, wanted, reported_at) values (:name, :w
 on conflict (name, worker_id) do update set held = excluded.held, wanted = excluded.wanted, reported_at = excluded.reported_at;
 
 -- slots_prune --
--- Rows of processes that are gone, and anchors that were not shared for long.
+-- Remove rows of processes that are gone, and rows without a holder that were not used for long.
 with picked as (
     select s.name as picked_name, s.worker_id as picked_worker from slots s
     where (s.worker_id <> '' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive'))
@@ -78,7 +81,7 @@ with picked as (
 delete from slots where (name, worker_id) in (select picked_name, picked_worker from picked);
 
 -- discovered_put --
--- A side that was not reported this time keeps what was reported before.
+-- A part that was not reported this time keeps its last value.
 insert into discovered_limits (deployment, requests, tokens, reported_at) values (:deployment, :requests, :tokens, now_ms())
 on conflict (deployment) do update set
     requests = coalesce(excluded.requests, discovered_limits.requests),

@@ -1,4 +1,4 @@
--- How much there is of everything, for gauges. Read seldom: it looks at every job once.
+-- Counts of everything, for gauges. Use these seldom: they read each job once.
 
 -- census_jobs --
 select state, count(*) as jobs, cast(sum(answered_count) as bigint) as answered, cast(sum(failed_count) as bigint) as failed,
@@ -6,8 +6,9 @@ select state, count(*) as jobs, cast(sum(answered_count) as bigint) as answered,
 from jobs group by state;
 
 -- census_queue --
--- Open parts of jobs by model, kind of share owner, tenant and size class; the age is that of the oldest. It begins with open jobs, of which
--- there are few: SQLite makes a cross join in the order that is written.
+-- Open parts of jobs by model, kind of share owner, tenant and size class, with the age of the
+-- oldest. The join begins with open jobs, because they are few and SQLite makes a cross join in the
+-- written order.
 select case when m.state = 'held' then 'paused' when m.leased_at is null then 'queued' else 'in_progress' end as status, m.model,
     substr(m.share_owner, 1, 4) as scope, t.name as tenant,
     case when m.item_count <= 10 then 'xs' when m.item_count <= 100 then 's' when m.item_count <= 1000 then 'm'

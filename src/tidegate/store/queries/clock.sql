@@ -1,7 +1,7 @@
--- The store's own time and what it is read from. now_ms() is the store's time, wall_ms() the machine's clock.
+-- The store's time and its source. now_ms() is the store's time, wall_ms() the machine's clock.
 
 -- clock_begin --
--- The one row, before the first look.
+-- Write the one row, before the first look.
 insert into clock (id, ticked_at, behind_ms, from_ms, since_ms, stepped_at, boot_id, boot_ms)
 values (1, 0, 0, 0, 0, 0, '', 0)
 on conflict (id) do nothing;
@@ -10,7 +10,7 @@ on conflict (id) do nothing;
 select now_ms() as now, wall_ms() as wall, ticked_at, behind_ms, from_ms, since_ms, stepped_at, boot_id, boot_ms from clock where id = 1;
 
 -- clock_tick --
--- Only forward: of two that look at once the later one counts.
+-- The tick only moves forward: of two looks at once the later one counts.
 update clock set ticked_at = :ticked_at, boot_id = :boot_id, boot_ms = :boot_ms where id = 1 and ticked_at < :ticked_at;
 
 -- clock_set --
@@ -19,19 +19,19 @@ update clock set ticked_at = :ticked_at, behind_ms = :behind_ms, from_ms = :from
 where id = 1;
 
 -- clock_move_workers --
--- The store's time jumps: no lease ends by that.
+-- The store's time jumps: leases keep their remaining time.
 update workers set beat_at = beat_at + :jump_ms, alive_until = alive_until + :jump_ms where state = 'alive';
 
 -- clock_move_slices --
--- A slice that rests, rests as long as before; what a canary holds back rests until it is let go.
+-- A resting slice keeps its remaining rest. Slices behind a canary rest until they are released.
 update slices set ready_at = ready_at + :jump_ms where state = 'ready' and ready_at > now_ms() and ready_at < :forever;
 
 -- clock_move_attempts --
--- An item that waits for its Retry-After waits as long as before.
+-- An item that waits for its Retry-After keeps its remaining wait.
 update attempts set not_before = not_before + :jump_ms where not_before > now_ms();
 
 -- clock_lock_budgets --
--- Every ledger, so that its windows can be moved along with the time.
+-- Lock all ledgers, so that their windows can be moved along with the time.
 select id, ledger from budgets order by id /*! for update */;
 
 -- clock_move_budget --

@@ -1,8 +1,8 @@
 -- The end of a job: draining, closing, publishing, forgetting.
 
 -- jobs_draining --
--- Jobs that close, and of which nothing is leased any more or the grace has passed. Here and elsewhere the states of open jobs are all named:
--- SQLite takes a partial index only where a query repeats its condition.
+-- Jobs that close, with no leased slice or after their grace. Here and elsewhere all states of open
+-- jobs are named, because SQLite uses a partial index only if a query repeats its condition.
 select j.id from jobs j
 where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.state in ('in_progress', 'cancelling')
     and j.closing is not null
@@ -12,7 +12,7 @@ order by j.created_at
 limit :count_max;
 
 -- job_close --
--- From here on record refuses, so the set of items without an outcome is frozen.
+-- From now on record refuses lines of the job, so its items without an outcome are fixed.
 -- moves: jobs: in_progress -> finalizing
 -- moves: jobs: cancelling -> finalizing
 update jobs set state = 'finalizing', finalizing_at = now_ms(), step_token = null, step_worker_id = null, step_not_before = 0
@@ -22,8 +22,8 @@ where id = :id and state in ('in_progress', 'cancelling') and closing is not nul
 returning id;
 
 -- jobs_to_publish --
--- Of each tenant the first that became due, then of each the second, and so on. What publishing one costs, in bytes: those that are read
--- again, and some for each line that is written.
+-- The first due job of each tenant, then the second of each, and so on. The cost of publishing a
+-- job is in bytes: those that are read again, and 512 for each line that is written.
 select id from (
     select id, finalizing_at, row_number() over (partition by tenant_id order by finalizing_at, id) as turn from jobs
     where state in ('validating', 'in_progress', 'cancelling', 'finalizing') and state = 'finalizing' and step_not_before <= now_ms()
@@ -36,8 +36,8 @@ order by turn, finalizing_at, id
 limit :count_max;
 
 -- job_publish --
--- The end. Guarded by the step's token: a worker that lost it changes nothing. A job that was closed by its deadline did not expire before, though
--- the clock was set back a little since.
+-- End a job. The step's token guards this: a worker that lost it changes nothing. `expired_at` is
+-- never before the deadline, also if the clock was set back a little since.
 -- moves: jobs: finalizing -> completed
 -- moves: jobs: finalizing -> failed
 -- moves: jobs: finalizing -> expired
@@ -58,7 +58,7 @@ where id = :id and state = 'finalizing' and step_token = :token
 returning id;
 
 -- outcome_sizes --
--- The lines of a result file in their order there.
+-- The sizes of the lines of a result file, in the order of the file.
 select size_bytes from outcomes
 where job_id = :job_id and case when outcome = 'answered' then 1 else 0 end = cast(:is_answered as bigint)
 order by at;
@@ -67,7 +67,8 @@ order by at;
 update jobs set parts = :parts where id = :id;
 
 -- job_abandon --
--- An operator gives up on a job that cannot be published: what was recorded is shown as it lies, and what never ran gets no line.
+-- An operator abandons a job that cannot be published. Recorded lines are shown, and items that
+-- never ran get no line.
 -- moves: jobs: finalizing -> failed
 update jobs set state = 'failed', closing = 'failed', failed_at = now_ms(), errors = :errors, step_token = null, step_worker_id = null,
     final_cost_nano = cost_nano, final_failed_ppm = case when item_count > 0 then 1000000 * failed_count / item_count end,
@@ -77,8 +78,9 @@ where tenant_id = :tenant_id and id = :id and state = 'finalizing'
 returning id;
 
 -- jobs_ended_before --
--- Jobs whose records may be forgotten; not while an event of theirs is on its way, nor while a result file has time left of its own.
--- Selected, the moment is read once: PostgreSQL searches no index for a time that could change from row to row.
+-- Jobs whose records may be forgotten, but not while an event waits for its delivery or a result
+-- file has not expired. The time is selected, so it is read once: PostgreSQL uses no index for a
+-- time that may change from row to row.
 select id, tenant_id from jobs
 where state in ('completed', 'failed', 'expired', 'cancelled')
     and coalesce(completed_at, failed_at, expired_at, cancelled_at) < (select now_ms()) - :keep_ms
@@ -91,7 +93,7 @@ order by coalesce(completed_at, failed_at, expired_at, cancelled_at)
 limit :count_max;
 
 -- jobs_deleted --
--- Responses that their callers deleted, and that have ended since.
+-- Responses that their callers deleted, and that have ended.
 select id, tenant_id from jobs
 where kind = 'deleted' and state in ('completed', 'failed', 'expired', 'cancelled')
 order by id

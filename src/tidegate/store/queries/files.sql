@@ -1,4 +1,4 @@
--- What callers see of bytes: files and the extents they are made of.
+-- Files, and the extents that they are made of.
 
 -- file_put --
 with moment as materialized (select now_ms() as ms)
@@ -7,28 +7,28 @@ values (:id, :tenant_id, :job_id, :purpose, :filename, :state, :size_bytes, :lin
     (select ms from moment) + cast(:expires_after_ms as bigint));
 
 -- file_get --
--- A caller's own file, while it may be seen.
+-- A caller's own file, while it is visible.
 select * from files where tenant_id = :tenant_id and id = :id and state = 'ready' and (expires_at is null or expires_at > now_ms());
 
 -- file_get_growing --
--- A result file of a caller's own job that still runs.
+-- A result file of a caller's own running job.
 select * from files where tenant_id = :tenant_id and id = :id and state = 'growing';
 
 -- file_any --
--- The engine's own look at a file, whatever its state.
+-- A file of any tenant in any state, for the engine.
 select * from files where id = :id;
 
 -- file_owner --
--- What the tenant of a file is called, while its owner may see the file.
+-- The name of a file's tenant, while the file is visible.
 select t.name from files f join tenants t on t.id = f.tenant_id
 where f.id = :id and f.state = 'ready' and (f.expires_at is null or f.expires_at > now_ms());
 
 -- file_cursor --
--- Where a page begins; deleted files still mark a place.
+-- The place where a page begins. Deleted files still have one.
 select created_at, id from files where tenant_id = :tenant_id and id = :id and state <> 'growing';
 
 -- file_list_desc --
--- What a response was asked and answered is in no list.
+-- The files of responses are in no list.
 select * from files
 where tenant_id = :tenant_id and state = 'ready' and (expires_at is null or expires_at > now_ms())
     and purpose not in ('response', 'response_output', 'whole') and (cast(:purpose as text) is null or purpose = :purpose)
@@ -52,7 +52,7 @@ select j.id from job_inputs i join jobs j on j.id = i.job_id where i.file_id = :
 limit 1;
 
 -- file_used --
--- Whether there is a job that was made of a file.
+-- Whether a job uses a file as its input.
 select id from jobs where input_file_id = :id and kind <> 'deleted'
 union all
 select j.id from job_inputs i join jobs j on j.id = i.job_id where i.file_id = :id and j.kind <> 'deleted'
@@ -65,7 +65,8 @@ where tenant_id = :tenant_id and id = :id and state = 'ready'
 returning id, job_id;
 
 -- file_lock --
--- Held by the transaction that exchanges the pieces of a file, so that no other lets go of the same pieces meanwhile.
+-- Lock a file while its extents are replaced, so that no other transaction releases the same
+-- extents.
 select id from files where id = :id and state <> 'deleted' /*! for update */;
 
 -- file_show --
@@ -78,7 +79,7 @@ where id = :id and state = 'growing'
 returning id;
 
 -- file_hide --
--- What was cut into parts is in no list.
+-- A file that was cut into parts is in no list.
 update files set purpose = 'whole' where id = :id and state = 'ready';
 
 -- file_is_shown --
@@ -116,19 +117,19 @@ where file_id = :file_id
 returning file_id;
 
 -- extent_list --
--- The extents of a file that end behind a place, in order.
+-- The extents of a file that end after a place, in order.
 select at, size_bytes, blob_id, blob_at from extents
 where file_id = :file_id and at + size_bytes > :from_at
 order by at
 limit :count_max;
 
 -- extent_blobs --
--- The blobs that hold pieces of a file.
+-- The blobs of a file's extents.
 select distinct blob_id from extents where file_id = :file_id;
 
 -- extent_delete --
 delete from extents where file_id = :file_id and at >= :from_at and at < :to_at returning at, size_bytes, blob_id, blob_at;
 
 -- extent_crowded --
--- Files in more pieces than is good for readers.
+-- Files with too many extents for fast reads.
 select file_id, count(*) as pieces from extents group by file_id having count(*) > :count_max order by count(*) desc limit 4;

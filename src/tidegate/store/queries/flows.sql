@@ -1,20 +1,23 @@
--- Flows: the queue of one share_owner for one model, what it was served, whether it has anything to do; and the models' clocks and rates.
+-- Flows: the queue of one share owner for one model, its service, and whether it has work; and the
+-- clocks and rates of models.
 
 -- flow_put --
--- A flow begins asleep, so that there is one way to wake.
+-- A flow begins asleep, so that there is only one way to wake.
 insert into flows (model, share_owner, tenant_id, state, weight_milli, served, served_tokens, changed_at)
 values (:model, :share_owner, :tenant_id, 'asleep', 1000, 0, 0, now_ms())
 on conflict (model, share_owner) do nothing;
 
 -- flow_lift --
--- Where a flow begins that wakes now: at the least awake flow of its model, or where the last one stood that went to sleep.
+-- The place where a flow begins that wakes now: at the least served awake flow of its model, or at
+-- the last one that went to sleep.
 select coalesce(
     (select min(f.served) from flows f where f.model = :model and f.state = 'awake'),
     (select c.clock from model_clocks c where c.model = :model), 0) as lift;
 
 -- flow_wake --
--- There is something to do. Also a flow that is awake is written: a sweep that would send it to sleep at this moment waits, and then finds
--- the new work. Only one that slept is lifted, and none is lowered.
+-- Wake a flow for new work. An awake flow is written too: a sweep that is about to put it to sleep
+-- waits for that, and then finds the new work. Only a flow that slept is lifted, and none is
+-- lowered.
 -- moves: flows: asleep -> awake
 update flows set state = 'awake', wakes_at = null,
     weight_milli = coalesce(cast(:weight_milli as bigint), weight_milli),
@@ -23,11 +26,12 @@ update flows set state = 'awake', wakes_at = null,
 where model = :model and share_owner = :share_owner and state in ('awake', 'asleep');
 
 -- flow_hold --
--- Held while it is decided whether it may sleep: a transaction that wakes it waits for that. One that is being charged is left for the next sweep.
+-- Lock a flow while it is decided whether it may sleep: a transaction that wakes it waits for that.
+-- A flow that is being charged is left for the next sweep.
 select served from flows where model = :model and share_owner = :share_owner and state = 'awake' /*! for update skip locked */;
 
 -- flow_work --
--- What a flow has to do: anything at all, and anything that is out or could go out now.
+-- Whether a flow has any work, and whether any of it is leased or could be leased now.
 select
     case when exists (select 1 from job_models m where m.model = :model and m.share_owner = :share_owner and m.state = 'open')
         then 1 else 0 end as has_open,
@@ -41,13 +45,13 @@ select
     ) then 1 else 0 end as is_active;
 
 -- flow_ready_at --
--- When the first slice of a flow may run that rests now.
+-- The time at which the first resting slice of a flow may run.
 select min(case when s.ready_at > m.rests_until then s.ready_at else m.rests_until end) from job_models m
 join slices s on s.job_id = m.job_id and s.model = m.model and s.state = 'ready'
 where m.model = :model and m.share_owner = :share_owner and m.state = 'open';
 
 -- flow_sleep --
--- Nothing to do, or nothing before `wakes_at`: while it sleeps it saves nothing up.
+-- The flow has no work, or none before `wakes_at`. It gets no credit for its sleep.
 -- moves: flows: awake -> asleep
 update flows set state = 'asleep', changed_at = now_ms(), wakes_at = :wakes_at
 where model = :model and share_owner = :share_owner and state = 'awake';
@@ -60,7 +64,8 @@ on conflict (model) do update set clock = case when model_clocks.clock > exclude
 select model, share_owner from flows where state = 'asleep' and wakes_at <= now_ms() order by wakes_at limit :count_max;
 
 -- flows_page --
--- A sweep's look at awake flows, in order of place: whether one may have something to close or nothing to do.
+-- A sweep's look at awake flows, in order: whether a flow has spent models of jobs, and whether it
+-- is active.
 select f.model, f.served, f.share_owner, f.weight_milli, coalesce(t.name, '') as tenant,
     case when exists (
         select 1 from job_models m
@@ -83,24 +88,25 @@ order by f.model, f.served, f.share_owner
 limit :count_max;
 
 -- flow_weigh --
--- From now on service counts by this weight; what was charged before stays as it was.
+-- From now on service counts by this weight. Earlier charges are not changed.
 update flows set weight_milli = :weight_milli where model = :model and share_owner = :share_owner and weight_milli <> :weight_milli;
 
 -- flow_charge --
--- Real cost over weight, rounded up, so that nothing is free.
+-- Charge the real cost divided by the weight, rounded up, so that nothing is free.
 update flows set
     served = served + (cast(:cost as bigint) * 1000 + weight_milli - 1) / weight_milli,
     served_tokens = served_tokens + :cost
 where model = :model and share_owner = :share_owner;
 
 -- flows_forget --
--- A flow that slept so long that its model went on without it: it would wake where everybody begins.
+-- Forget flows that slept so long that they would begin like new ones.
 delete from flows
 where state = 'asleep' and wakes_at is null and changed_at < now_ms() - :keep_ms
     and not exists (select 1 from job_models m where m.model = flows.model and m.share_owner = flows.share_owner and m.state = 'open');
 
 -- rate_add --
--- `since_ms` ago the first of these calls began. Only time that was not counted before is added to what the worker was busy.
+-- The first of these calls began `since_ms` ago. Only time that was not counted before is added to
+-- the worker's busy time.
 insert into rates (model, minute, worker_id, units, tokens, items, busy_ms, call_ms, last_at, input_tokens, servers,
     unit_squares, unit_ms, unit_tokens)
 values (:model, now_ms() / 60000, :worker_id, :units, :tokens, :items,
@@ -119,7 +125,8 @@ on conflict (model, minute, worker_id) do update set
 delete from rates where minute < now_ms() / 60000 - :keep_minutes;
 
 -- rates_recent --
--- What all workers together served of a model lately, a row a minute. A run that has model servers of its own asks for theirs alone.
+-- What all workers together served of a model lately, one row for each minute. A run with its own
+-- model servers asks only for theirs.
 select r.minute, cast(sum(r.units) as bigint) as units, cast(sum(r.tokens) as bigint) as tokens, cast(sum(r.items) as bigint) as items,
     max(r.busy_ms) as busy_ms, cast(sum(r.call_ms) as bigint) as call_ms, cast(sum(r.input_tokens) as bigint) as input_tokens,
     sum(r.unit_squares) as unit_squares, sum(r.unit_ms) as unit_ms, sum(r.unit_tokens) as unit_tokens
@@ -129,15 +136,15 @@ group by r.minute
 order by r.minute;
 
 -- flows_weight --
--- How many flows share a model now, and with which weight in all.
+-- How many flows share a model now, and the sum of their weights.
 select count(*) as flows, cast(coalesce(sum(weight_milli), 0) as bigint) as weight_milli from flows where model = :model and state = 'awake';
 
 -- flows_changed --
--- When another flow last began or ended to share a model.
+-- The last time at which another flow of a model woke or went to sleep.
 select coalesce(max(f.changed_at), 0) as changed_at from flows f where f.model = :model and f.share_owner <> :share_owner;
 
 -- flows_backlog --
--- The other flows that share a model now, and what each of them still has of its jobs, as far as those are looked at.
+-- The other flows that share a model now, and the work that is left of their jobs, within a bound.
 select f.weight_milli, cast(coalesce((select sum(o.units) from (
     select m.work_units - m.work_units * m.done_count / m.item_count as units from job_models m
     where m.model = f.model and m.share_owner = f.share_owner and m.state = 'open'

@@ -1,7 +1,7 @@
--- What a job would stand behind that is not there yet.
+-- The work that would come before a job that does not exist yet.
 
 -- forecast_flow --
--- The weight of a flow, whether it shares the model now, and what it still has of its jobs.
+-- The weight of a flow, whether it shares the model now, and the work that is left of its jobs.
 select coalesce((select f.weight_milli from flows f where f.model = :model and f.share_owner = :share_owner), 1000) as weight_milli,
     (select count(*) from flows f where f.model = :model and f.share_owner = :share_owner and f.state = 'awake') as awake,
     cast(coalesce((select sum(ahead.units) from (

@@ -1,4 +1,4 @@
--- What a caller's Idempotency-Key stands for.
+-- Idempotency-Keys of callers, and the objects that they made.
 
 -- idempotency_get --
 select body_hash, object_id from idempotency where tenant_id = :tenant_id and route = :route and key = :key and created_at > now_ms() - :keep_ms;

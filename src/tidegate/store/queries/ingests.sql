@@ -1,29 +1,31 @@
--- Ingest: whose input is read next, and what it becomes. A lane's clock and the tenants' places on it count bytes (core/input/turns.py).
+-- Ingest: which inputs are read next. A lane's clock and the tenants' places on it count bytes
+-- (core/input/turns.py).
 
 -- jobs_waiting_ingest --
--- Inputs of a lane that no worker ingests now.
+-- The inputs of a lane that no worker ingests now.
 select id from jobs
 where state = 'validating' and closing is null and step_not_before <= now_ms() and ingest_bytes >= :bytes_min and ingest_bytes <= :bytes_max
     and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
 limit :count_max;
 
 -- ingest_clock_hold --
--- One process chooses at a time in a lane, so that all choose by the same places.
+-- Lock the clock of a lane: processes choose one at a time, so that all use the same places.
 insert into ingest_clocks (lane, clock) values (:lane, 0)
 on conflict (lane) do update set clock = ingest_clocks.clock
 returning clock;
 
 -- ingest_taken --
--- What this token was given before: the answer to its commit was lost, and the call is made again.
+-- The jobs that this token got before. The call is repeated if the answer to its commit was lost.
 select id from jobs where state = 'validating' and step_worker_id = :worker_id and step_token = :token order by id;
 
 -- part owner_of_worker --
--- The share owner that this worker is there for; empty for a worker of all.
+-- The share owner that this worker works for; empty for a worker of all.
 coalesce((select w.share_owner from workers w where w.id = :worker_id), '');
 
 -- ingest_tenants --
--- The tenants with an input that waits in this lane, those first that are next on its clock, and of those that are level the one with the
--- input of the lowest rank. Each tenant is found by one step in the index.
+-- The tenants with a waiting input in this lane, in the order of its clock. Tenants at the same
+-- place are in the order of their inputs' lowest rank. Each tenant is found by one step in the
+-- index.
 with recursive waiting (tenant_id) as (
     select min(j.tenant_id) from jobs j where j.state = 'validating'
     union all
@@ -49,7 +51,8 @@ order by case when place > cast(:clock as bigint) then place else cast(:clock as
 limit :tenants_max;
 
 -- ingest_candidates --
--- The next inputs of one tenant: small ones first, but one that waits gains 100 bytes a millisecond, so that none waits for ever.
+-- The next inputs of one tenant, small ones first. An input gains 100 bytes for each millisecond
+-- that it waits, so that none waits for ever.
 select id, ingest_bytes, ingest_bytes + 100 * created_at as ingest_rank from jobs
 where state = 'validating' and tenant_id = :tenant_id and closing is null and step_not_before <= now_ms()
     and ingest_bytes >= :bytes_min and ingest_bytes <= :bytes_max and {owner_of_worker} in ('', share_owner)
@@ -58,7 +61,7 @@ order by ingest_bytes + 100 * created_at, id
 limit :count_max;
 
 -- ingest_take --
--- One process ingests a job at a time; the right to it dies with the process's heartbeat.
+-- One process at a time ingests a job. Its right to do so ends with its heartbeat.
 update jobs set step_token = :token, step_worker_id = :worker_id
 where id = :id and state = 'validating' and closing is null and step_not_before <= now_ms()
     and (step_worker_id is null or not exists (select 1 from workers w where w.id = step_worker_id and w.state = 'alive'))
@@ -66,7 +69,7 @@ where id = :id and state = 'validating' and closing is null and step_not_before 
 returning id;
 
 -- ingest_source --
--- All that must be known of a job to ingest it. An uploaded file is one extent.
+-- The facts about a job that its ingest needs. An uploaded file is one extent.
 select j.*, coalesce(f.sha256, '') as input_sha256, e.blob_id as input_blob_id, coalesce(t.name, '') as tenant_name,
     k.models as key_models, k.resources as key_resources
 from jobs j
@@ -77,7 +80,7 @@ left join keys k on k.id = j.key_id and k.deleted_at is null
 where j.id = :id;
 
 -- ingest_more --
--- The files behind the first of an input that is made of several.
+-- The files after the first of an input that is made of several.
 select i.file_id, coalesce(f.sha256, ''), e.blob_id
 from job_inputs i
 left join files f on f.id = i.file_id
@@ -93,10 +96,10 @@ on conflict (lane, tenant_id) do update set place = excluded.place;
 update ingest_clocks set clock = :clock where lane = :lane;
 
 -- ingest_places_forget --
--- A tenant that the clock has passed begins at the clock, with or without a place.
+-- A tenant that the clock has passed begins at the clock, so its place is not needed.
 delete from ingest_turns where lane = :lane and place <= :clock;
 
 -- ingest_give_back --
--- The end of these steps is not known to the process that took them: anyone may take them.
+-- The process that took these steps does not know how they ended, so any process may take them.
 update jobs set step_token = null, step_worker_id = null
 where state = 'validating' and step_worker_id = :worker_id and step_token = :token;

@@ -1,7 +1,8 @@
--- Jobs from their creation to their last running day: what callers ask, and the steps that one process takes at a time.
+-- Jobs from their creation until they close: requests of callers, and the steps that one process
+-- takes at a time.
 
 -- job_put --
--- One look at the clock: a deadline lies exactly one window after the creation.
+-- The clock is read once, so that the deadline is exactly one window after the creation.
 with moment as materialized (select now_ms() as ms)
 insert into jobs (
     id, tenant_id, kind, words, key_id, user_name, endpoint, input_file_id, window_text, state, created_at, expires_at, begin_by, metadata,
@@ -19,7 +20,7 @@ values (
 );
 
 -- job_turns_interactive --
--- One look at the clock was taken when the job was created: its wait is counted from there.
+-- The wait counts from the job's creation.
 update jobs set interactive_at = created_at + :after_ms where id = :id;
 
 -- job_input_put --
@@ -29,15 +30,16 @@ insert into job_inputs (job_id, number, file_id) values (:job_id, :number, :file
 delete from job_inputs where job_id = :job_id;
 
 -- job_get --
--- A caller's own job, while it may be seen.
+-- A caller's own job, while it is visible.
 select * from jobs where tenant_id = :tenant_id and id = :id and kind <> 'deleted';
 
 -- job_any --
--- The engine's own look at a job.
+-- A job of any tenant, for the engine.
 select * from jobs where id = :id;
 
 -- job_marks --
--- How jobs stand that somebody waits for. `ids` are the jobs' ids one behind the other, 28 characters each.
+-- The states of jobs that callers wait for. `ids` are the jobs' ids one after the other, 28
+-- characters each.
 with recursive places (start_at) as (
     select 1 union all select start_at + 28 from places where start_at + 28 <= length(cast(:ids as text))
 )
@@ -47,13 +49,13 @@ from places p
 join jobs j on j.id = substr(cast(:ids as text), p.start_at, 28);
 
 -- job_cursor --
--- Where a page begins; deleted batches still mark a place.
+-- The place where a page begins. Deleted batches still have one.
 select created_at, id from jobs where tenant_id = :tenant_id and id = :id
 union all
 select created_at, id from list_places where tenant_id = :tenant_id and id = :id;
 
 -- job_place --
--- Where a batch stands in sorted lists, and where one stood that was deleted.
+-- The place of a batch in sorted lists, or the last place of a deleted one.
 select expires_at as deadline, item_count as size,
     case when item_count > 0 then 1000000 * failed_count / item_count else 0 end as failed, cost_nano as cost
 from jobs where id = :id
@@ -61,7 +63,7 @@ union all
 select deadline_at, item_count, failed_ppm, cost_nano from list_places where id = :id;
 
 -- job_list --
--- A page of batches: responses are in no list.
+-- A page of batches. Responses are in no list.
 select * from jobs
 where tenant_id = :tenant_id and kind = 'batch' and (created_at < :created_at or (created_at = :created_at and id < :id))
     and (cast(:endpoint as text) is null or endpoint = :endpoint)
@@ -69,7 +71,7 @@ order by created_at desc, id desc
 limit :count_max;
 
 -- job_list_newer --
--- The page before one, from its nearest job on.
+-- The page before a place, from its nearest job on.
 select * from jobs
 where tenant_id = :tenant_id and kind = 'batch' and (created_at > :created_at or (created_at = :created_at and id > :id))
     and (cast(:endpoint as text) is null or endpoint = :endpoint)
@@ -77,8 +79,8 @@ order by created_at, id
 limit :count_max;
 
 -- part matches --
--- Jobs that match every filter that is given. What `words` cannot hold is left out before the row itself is looked at: metadata and errors
--- are JSON of one spelling, in which no text holds a bare quote.
+-- Jobs that match all given filters. `words` and `errors` exclude most jobs before the row itself
+-- is read. Metadata and errors are JSON with one spelling, in which no text has a bare quote.
     and j.created_at >= :from_ms
     and (cast(:words as text) is null or instr(j.words, :words) > 0)
     and (cast(:model_words as text) is null or instr(j.words, :model_words) > 0)
@@ -96,19 +98,19 @@ limit :count_max;
     and (cast(:pair4 as text) is null or instr(',' || substr(j.metadata, 2), :pair4) > 0)
 
 -- part matching --
--- A page of them, newest first.
+-- A page of matching jobs, newest first.
 {matches}
 order by j.created_at desc, j.id desc
 limit :count_max;
 
 -- job_search --
--- A page of a tenant's jobs that match every filter that is given.
+-- A page of a tenant's jobs that match all given filters.
 select j.* from jobs j
 where j.tenant_id = :tenant_id and j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
 {matching};
 
 -- jobs_search --
--- The same of one tenant or of all, with its name.
+-- A page of matching jobs of one tenant or of all, with the tenant's name.
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
 where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
@@ -116,7 +118,7 @@ where j.kind = 'batch' and (j.created_at < :created_at or (j.created_at = :creat
 {matching};
 
 -- jobs_search_open --
--- The same of jobs that have not ended.
+-- A page of matching jobs that have not ended, of one tenant or of all.
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
 where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
@@ -125,7 +127,7 @@ where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling'
 {matching};
 
 -- jobs_search_ended --
--- The same of jobs that ended in one way.
+-- A page of matching jobs that ended in one state, of one tenant or of all.
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
 where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancelled') and j.state = :status
@@ -134,14 +136,14 @@ where j.kind = 'batch' and j.state in ('completed', 'failed', 'expired', 'cancel
 {matching};
 
 -- part sorted --
--- Batches of one tenant or of all that match, and whose they are.
+-- Matching batches of one tenant or of all.
     and (cast(:tenant_id as text) is null or j.tenant_id = :tenant_id)
     and j.created_at < :created_at
 {matches}
 
 -- jobs_matching_few --
--- The first jobs that match, in no order, and what they are sorted by: their size, their share of failed items in parts of a million, their cost.
--- The last two are null where a list sorted by them leaves the job out.
+-- The first matching jobs, unordered, with their sort keys: size, share of failed items in parts of
+-- a million, and cost. The last two are null if a list sorted by them leaves the job out.
 select j.id, j.item_count,
     case when j.state not in ('validating', 'in_progress', 'cancelling', 'finalizing') then case when j.final_failed_ppm > 0 then j.final_failed_ppm end
         when j.failed_count > 0 then 1000000 * j.failed_count / j.item_count end as failed_ppm,
@@ -153,7 +155,8 @@ where j.kind = 'batch'
 limit :few_max;
 
 -- jobs_named --
--- Jobs and whose they are. `ids` are the jobs' ids one behind the other, 28 characters each.
+-- Jobs with the names of their tenants. `ids` are the jobs' ids one after the other, 28 characters
+-- each.
 with recursive places (start_at) as (
     select 1 union all select start_at + 28 from places where start_at + 28 <= length(cast(:ids as text))
 )
@@ -162,7 +165,7 @@ join jobs j on j.id = substr(cast(:ids as text), p.start_at, 28)
 join tenants t on t.id = j.tenant_id;
 
 -- jobs_by_deadline --
--- Batches that have not ended, the next deadline first.
+-- Batches that have not ended, by deadline, earliest first.
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
 where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
@@ -181,7 +184,8 @@ order by j.item_count desc, j.id desc
 limit :count_max;
 
 -- jobs_by_cost_open --
--- What open jobs cost so far stands in no index: it changes with every record. There are few of them.
+-- The cost of open jobs is in no index, because it changes with each record. There are few open
+-- jobs.
 select j.*, t.name as org from jobs j
 join tenants t on t.id = j.tenant_id
 where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j.cost_nano > 0
@@ -220,7 +224,7 @@ order by j.final_failed_ppm desc, j.id desc
 limit :count_max;
 
 -- part changeable --
--- Jobs of one organization or of all, behind a place in the list, that an action can change.
+-- Jobs of one organization or of all, after a place in the list, that an action can change.
     and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
     and (cast(:org as text) is null or t.name = :org)
     and case cast(:action as text)
@@ -232,15 +236,15 @@ limit :count_max;
         else j.state = 'finalizing' end
 
 -- part retryable --
--- Ended jobs of one organization or of all, behind a place in the list, of which items failed that were not run again. A condition on
--- `state` would lead to the index of all jobs that ended.
+-- Ended jobs of one organization or of all, after a place in the list, with failed items that were
+-- not run again. A condition on `state` would make the database use the index of all ended jobs.
     and j.error_file_id is not null and j.retried_by is null and j.door is null and j.failed_count > 0
     and coalesce(j.completed_at, j.failed_at, j.expired_at, j.cancelled_at) is not null
     and (j.created_at < :created_at or (j.created_at = :created_at and j.id < :id))
     and (cast(:org as text) is null or t.name = :org)
 
 -- operation_jobs_open --
--- The next open jobs that an operation comes to.
+-- The next open jobs of an operation.
 select j.* from jobs j
 join tenants t on t.id = j.tenant_id
 where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling', 'finalizing')
@@ -248,7 +252,7 @@ where j.kind = 'batch' and j.state in ('validating', 'in_progress', 'cancelling'
 {matching};
 
 -- operation_jobs_ended --
--- The next jobs that a retry comes to.
+-- The next jobs of an operation that retries.
 select j.* from jobs j
 join tenants t on t.id = j.tenant_id
 where j.kind = 'batch'
@@ -256,7 +260,8 @@ where j.kind = 'batch'
 {matching};
 
 -- operation_impact_open --
--- What is left of the open jobs that an operation would come to. The cost is expected to go on as it was.
+-- The rest of the open jobs that an operation would change. The cost of the rest is estimated from
+-- the cost so far.
 select count(*) as jobs, cast(coalesce(sum(found.left_count), 0) as bigint) as items, cast(coalesce(sum(found.left_units), 0) as bigint) as tokens,
     cast(coalesce(sum(case when found.answered_count = 0 then 0 else found.cost_nano / found.answered_count * found.left_count end), 0) as bigint) as nano,
     min(found.expires_at) as first_due,
@@ -273,7 +278,8 @@ from (
 ) found;
 
 -- operation_impact_ended --
--- What failed in the ended jobs that an operation would come to. Tokens and cost are expected to be as those of its answers.
+-- The failed items of the ended jobs that an operation would retry. Their tokens and cost are
+-- estimated from the jobs' answers.
 select count(*) as jobs, cast(coalesce(sum(found.failed_count), 0) as bigint) as items,
     cast(coalesce(sum(case when found.answered_count = 0 then 0 else found.tokens / found.answered_count * found.failed_count end), 0) as bigint) as tokens,
     cast(coalesce(sum(case when found.answered_count = 0 then 0 else found.cost_nano / found.answered_count * found.failed_count end), 0) as bigint) as nano,
@@ -288,8 +294,8 @@ from (
 ) found;
 
 -- job_pending --
--- The batches that are waiting or running, for limits: jobs that count as the same share, jobs of the same key, and items of the tenant that are not yet
--- done (an input that was not ingested counts its lines).
+-- Counts of waiting and running batches, for limits: jobs of the same share owner, jobs of the same
+-- key, and items of the tenant that are not done. An input that was not ingested counts its lines.
 select coalesce(sum(case when j.share_owner = :share_owner then 1 else 0 end), 0) as jobs,
     coalesce(sum(case when j.key_id = :key_id then 1 else 0 end), 0) as key_jobs,
     coalesce(sum(case when j.state = 'validating' then coalesce(f.line_count, 0) + coalesce((
@@ -305,14 +311,15 @@ select count(*) from jobs
 where tenant_id = :tenant_id and kind = 'response' and state in ('validating', 'in_progress', 'cancelling', 'finalizing');
 
 -- tenant_units --
--- The work units of a tenant that are not done, for its limit; what was not ingested yet has none.
+-- The work units of a tenant that are not done, for its limit. Jobs that were not ingested have
+-- none.
 select cast(coalesce(sum(m.work_units - m.work_units * m.done_count / m.item_count), 0) as bigint)
 from jobs j
 join job_models m on m.job_id = j.id
 where j.tenant_id = :tenant_id and j.state = 'in_progress' and m.state <> 'closed';
 
 -- job_created_since --
--- What a user created lately, for the limits per period.
+-- The jobs and input bytes that a user or tenant created lately, for the limits per period.
 select count(*) as jobs, coalesce(sum(f.size_bytes), 0) + coalesce(sum((
     select sum(g.size_bytes) from job_inputs i join files g on g.id = i.file_id where i.job_id = j.id)), 0) as bytes
 from jobs j
@@ -321,7 +328,8 @@ where j.tenant_id = :tenant_id and j.kind = 'batch' and j.created_at > (select n
     and (cast(:user_name as text) is null or j.user_name = :user_name);
 
 -- job_halt --
--- A transaction that closes a running job holds it whole first: no lease is under way then, and none begins.
+-- A transaction that closes a running job first takes the strongest lock: then no lease is under
+-- way, and none begins.
 select id from jobs where id = :id /*! for update */;
 
 -- job_cancel_running --
@@ -332,13 +340,13 @@ where tenant_id = :tenant_id and id = :id and state = 'in_progress' and closing 
 returning *;
 
 -- job_cancel_waiting --
--- A job that was not ingested yet is asked to close; it ends when no ingest holds it.
+-- A job that was not ingested is asked to close. It ends when no ingest has it.
 update jobs set closing = 'cancelled', closing_at = now_ms(), cancelling_at = now_ms()
 where tenant_id = :tenant_id and id = :id and state = 'validating' and closing is null
 returning id;
 
 -- job_delete_response --
--- The caller of a response wants nothing more of it; it is forgotten when its job has ended.
+-- The caller of a response has deleted it. It is forgotten when its job has ended.
 update jobs set kind = 'deleted' where tenant_id = :tenant_id and id = :id and kind = 'response' returning id;
 
 -- job_fail_open --
@@ -348,7 +356,7 @@ where id = :id and state in ('in_progress') and closing is null
 returning id;
 
 -- jobs_overdue --
--- Jobs whose window, or whose time to begin, has passed and that are not closing yet.
+-- Jobs whose window, or whose time to begin, has passed, and that do not close yet.
 select id, state from jobs
 where state in ('validating', 'in_progress', 'cancelling', 'finalizing') and state in ('validating', 'in_progress') and closing is null
     and (expires_at <= now_ms() or (begin_by <= now_ms() and begun_at is null))
@@ -356,7 +364,7 @@ order by created_at
 limit :count_max;
 
 -- job_expire --
--- No new call after this. The same for a job that waits for ingest: it ends when no ingest holds it.
+-- No new call begins after this. A job that waits for ingest ends when no ingest has it.
 update jobs set closing = 'expired', closing_at = now_ms()
 where id = :id and state in ('validating', 'in_progress') and closing is null
     and (expires_at <= now_ms() or (begin_by <= now_ms() and begun_at is null))
@@ -383,7 +391,7 @@ where id = :id and state = 'validating' and closing in ('cancelled', 'expired', 
 returning id;
 
 -- job_take_step --
--- One process ingests or publishes a job at a time; the right to it dies with the process's heartbeat.
+-- One process at a time ingests or publishes a job. Its right to do so ends with its heartbeat.
 update jobs set step_token = :token, step_worker_id = :worker_id
 where id = :id and state = :state and step_not_before <= now_ms()
     and (step_token = :token or step_worker_id is null
@@ -392,14 +400,15 @@ where id = :id and state = :state and step_not_before <= now_ms()
 returning id;
 
 -- job_drop_step --
--- The step did not work out: let anyone try again, not before a moment that lies twice as far ahead each time, up to 32 times.
+-- The step failed. Any process may try again after a delay, which doubles with each failure, up to
+-- 32 times the first one.
 update jobs set step_token = null, step_worker_id = null, step_failures = step_failures + 1,
     step_not_before = now_ms() + :delay_ms * (1 << case when step_failures < 5 then cast(step_failures as integer) else 5 end)
 where id = :id and step_token = :token
 returning step_failures;
 
 -- job_start --
--- Ingest is done. Refused when the job was asked to close meanwhile, or someone else holds the step.
+-- Ingest is done. No row: the job was asked to close meanwhile, or another process has the step.
 -- moves: jobs: validating -> in_progress
 update jobs set state = 'in_progress', in_progress_at = now_ms(), model = :model, words = words || :words, item_count = :item_count,
     output_file_id = :output_file_id, error_file_id = :error_file_id, work_blob_id = :work_blob_id, work_bytes = :work_bytes,
@@ -412,14 +421,15 @@ returning id, tenant_id, kind, share_owner, queue, created_at, expires_at,
     case when paused_at is null then 'open' else 'held' end as model_state, not_before, priority;
 
 -- job_refuse --
--- The input is no good. Results: none; reasons: in `errors`.
+-- The input has errors, so the job fails without results.
 -- moves: jobs: validating -> failed
 update jobs set state = 'failed', failed_at = now_ms(), errors = :errors, step_token = null, step_worker_id = null
 where id = :id and state = 'validating' and step_token = :token and closing is null
 returning id;
 
 -- job_explain_inputs --
--- How a job stands among the others, for `explain`. Only those are ahead that want the same model.
+-- The position of a job among the others, for `explain`. Only jobs of the same models count as
+-- ahead.
 select now_ms() as now,
     (select count(*) from workers w where w.state = 'alive' and w.alive_until > now_ms() and w.runs_items = 1) as workers_alive,
     (select count(*) from slices s where s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()) as slices_ready,

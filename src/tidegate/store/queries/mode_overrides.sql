@@ -4,7 +4,7 @@
 select value from meta where name = :name;
 
 -- mode_override_lock --
--- Who changes one of the two modes leaves the other as it is.
+-- Locked, because a change of one of the two modes must keep the other.
 select value from meta where name = :name /*! for update */;
 
 -- mode_override_put --

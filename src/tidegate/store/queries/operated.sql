@@ -1,4 +1,4 @@
--- What operators look at and do across all tenants: jobs of everybody, repairs, flows, organizations and deliveries.
+-- Statements of operators across all tenants: jobs, repairs, flows, organizations and deliveries.
 
 -- jobs_cursor --
 select created_at, id from jobs where id = :id
@@ -11,11 +11,12 @@ join tenants t on t.id = j.tenant_id
 where j.id = :id and j.kind = 'batch';
 
 -- job_retry_finalization --
--- A process that publishes the job now keeps it; a rest after failures is over.
+-- End the rest after failures. A process that publishes the job now keeps it.
 update jobs set step_not_before = 0, step_failures = 0 where id = :id and state = 'finalizing' returning id;
 
 -- job_fail_asked --
--- An operator ends the job: results are kept, and what never ran becomes `batch_failed`. One that waits for ingest ends when no ingest holds it.
+-- An operator ends the job. Results are kept, and items that never ran become `batch_failed`. A job
+-- that waits for ingest ends when no ingest has it.
 update jobs set closing = 'failed', closing_at = now_ms(), errors = :errors
 where id = :id and state in ('validating', 'in_progress') and closing is null
 returning id;
@@ -24,18 +25,19 @@ returning id;
 update jobs set step_not_before = 0 where id = :job_id and state in ('validating', 'finalizing') and step_not_before > now_ms();
 
 -- job_slices_wake --
--- What rests of a job is looked at again. Items that an upstream put off have a moment of their own, and what a canary holds back rests on.
+-- Wake the resting slices of a job. Items that wait for an upstream have their own times, and
+-- slices behind a canary keep resting.
 update slices set ready_at = now_ms() where job_id = :job_id and state = 'ready' and ready_at > now_ms() and ready_at < :forever;
 
 -- job_models_wake --
--- A job that must not begin before a moment waits for it all the same.
+-- A job with a `not_before` still waits for that moment.
 update job_models set rests_until = (
     select case when j.not_before > now_ms() then j.not_before else now_ms() end from jobs j where j.id = job_models.job_id
 )
 where job_id = :job_id and state = 'open' and rests_until > now_ms();
 
 -- job_flows_wake --
--- The next sweep wakes them, as if their time had come.
+-- The next sweep wakes these flows.
 update flows set wakes_at = now_ms()
 where state = 'asleep' and wakes_at > now_ms() and exists (
     select 1 from job_models m
@@ -43,7 +45,8 @@ where state = 'asleep' and wakes_at > now_ms() and exists (
 );
 
 -- overview_jobs --
--- Open batches by state. Of ended ones nothing is counted: there may be millions. Each has a deadline: that leads to the index of open batches.
+-- Open batches by state. Ended ones are not counted, because there may be millions. The condition
+-- on the deadline makes the database use the index of open batches.
 select j.state, count(*) as jobs, sum(j.item_count) as items, sum(j.answered_count) as answered,
     sum(j.failed_count + j.expired_count + j.cancelled_count) as failed,
     sum(case when j.paused_at is not null then 1 else 0 end) as paused
@@ -52,8 +55,8 @@ where j.state in ('validating', 'in_progress', 'cancelling', 'finalizing') and j
 group by j.state;
 
 -- overview_ended --
--- Batches that ended lately, by how. The look is bounded, there may be very many of one request each; the kind is looked at afterwards, so
--- that the index of ends is the only one that fits.
+-- Batches that ended lately, by state. The number is bounded, because there may be very many small
+-- ones. The kind is checked afterwards, so that only the index of ended jobs fits.
 select e.state, count(*) as jobs, cast(sum(e.item_count) as bigint) as items,
     cast(sum(e.failed_count) as bigint) as failed
 from (
@@ -68,7 +71,8 @@ group by e.state
 order by e.state;
 
 -- overview_models --
--- What waits for each model: jobs, items and work units that are not done, and the oldest of these jobs.
+-- The waiting work of each model: jobs, items and work units that are not done, and the age of the
+-- oldest job.
 select m.model, count(*) as jobs, sum(m.item_count - m.done_count) as items,
     cast(sum(m.work_units - m.work_units * m.done_count / m.item_count) as bigint) as units,
     now_ms() - min(m.created_at) as oldest_ms, min(m.due_at) - now_ms() as due_in_ms
@@ -79,14 +83,14 @@ order by m.model
 limit :count_max;
 
 -- overview_rates --
--- What was answered in the last full minutes and in this one, by model.
+-- Answered items and tokens of the last full minutes and this one, by model.
 select r.model, sum(r.items) as items, sum(r.tokens) as tokens
 from rates r
 where r.minute >= now_ms() / 60000 - :minutes
 group by r.model;
 
 -- overview_minutes --
--- What was answered in each of the last minutes and in this one, over all models.
+-- Answered items and tokens of each of the last minutes and this one, over all models.
 select r.minute, sum(r.items) as items, sum(r.tokens) as tokens
 from rates r
 where r.minute >= now_ms() / 60000 - :minutes
@@ -94,7 +98,7 @@ group by r.minute
 order by r.minute;
 
 -- overview_stuck --
--- Jobs whose ingest or publishing failed and is tried again, and jobs whose time is nearly over.
+-- Jobs whose ingest or publishing failed and is retried, and jobs whose deadline is near.
 select j.id, t.name as org, j.state, j.step_failures, j.expires_at - now_ms() as left_ms
 from jobs j
 join tenants t on t.id = j.tenant_id
@@ -119,7 +123,7 @@ update flows set wakes_at = now_ms() where state = 'asleep' and wakes_at > now_m
 select created_at, id from tenants where id = :id;
 
 -- runs_of_file --
--- A plain condition on the tenant would lead SQLite to an index of all its jobs.
+-- With a plain condition on the tenant, SQLite would use an index of all its jobs.
 select j.* from jobs j
 where j.input_file_id = :file_id and j.tenant_id || '' = :tenant_id and j.kind || '' = 'batch'
 order by j.created_at desc, j.id desc
@@ -152,7 +156,8 @@ join tenants t on t.id = d.tenant_id
 where d.event_id = :event_id and d.endpoint_id = :endpoint_id;
 
 -- due_work --
--- Work units that are not done, by model and by ten minutes of their deadline; each counts as due with the first of them.
+-- Work units that are not done, by model and by ten minutes of their deadline. All of them count as
+-- due with the first.
 select m.model, min(m.due_at) - now_ms() as due_in_ms,
     cast(coalesce(sum(m.work_units - m.work_units * m.done_count / m.item_count), 0) as bigint) as units
 from job_models m
@@ -162,7 +167,8 @@ order by m.model, min(m.due_at)
 limit :count_max;
 
 -- steps_waiting --
--- Whether anything but items waits for a worker: inputs to check, jobs to end or to publish, operations, deliveries.
+-- Whether anything other than items waits for a worker: inputs, jobs to end or publish, operations,
+-- deliveries.
 select 1 from jobs
 where state in ('validating', 'in_progress', 'cancelling', 'finalizing')
     and (state <> 'in_progress' or closing is not null or expires_at <= now_ms())

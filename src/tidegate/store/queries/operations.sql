@@ -1,7 +1,8 @@
--- Operations: one action on every job that matches a filter. Which jobs those are stands in jobs.sql, beside the other searches.
+-- Operations: one action on all jobs that match a filter. The searches for these jobs are in
+-- jobs.sql.
 
 -- operation_put --
--- It comes to no job that was created after it: a retry's own jobs, say.
+-- An operation changes no job that was created after it, such as the jobs of its own retries.
 with moment as materialized (select now_ms() as ms)
 insert into operations (
     id, actor, action, scope, state, created_at, cursor_at, cursor_id, matched_jobs, matched_items, matched_tokens, matched_nano, matched_due,
@@ -23,7 +24,7 @@ order by created_at desc, id desc
 limit :count_max;
 
 -- operation_waiting --
--- The oldest operation that this worker holds, or that no living one does.
+-- The oldest operation that this worker has, or that no living worker has.
 select o.id from operations o
 where o.state = 'running' and (o.worker_id is null or o.worker_id = :worker_id or not exists (
     select 1 from workers w where w.id = o.worker_id and w.state = 'alive' and w.alive_until > now_ms()))
@@ -37,18 +38,19 @@ where id = :id and state = 'running' and (worker_id is null or worker_id = :work
 returning id;
 
 -- change_begin --
--- One job of a step may refuse its change without the others.
+-- One job of a step may refuse its change without an effect on the others.
 savepoint job_change;
 
 -- change_undo --
 rollback to savepoint job_change;
 
 -- flow_halt --
--- A step of an operation holds the flows of all its jobs, in order, before it wakes the first.
+-- A step of an operation locks the flows of all its jobs, in order, before it wakes the first.
 select served from flows where model = :model and share_owner = :share_owner /*! for update */;
 
 -- operation_advance --
--- More jobs count, and each only counts once: the operation stood before the last of them, and holds its place until this commits.
+-- Count the jobs of a step, each only once: the operation must not have passed the last of them
+-- yet, and its row is locked until the commit.
 update operations set cursor_at = :created_at, cursor_id = :job_id, done_count = done_count + :done, failed_count = failed_count + :failed,
     last_failure = coalesce(cast(:failure as text), last_failure)
 where id = :id and state = 'running' and worker_id = :worker_id
@@ -65,7 +67,7 @@ returning id;
 update operations set state = 'cancelled', ended_at = now_ms() where id = :id and state = 'running' returning id;
 
 -- operation_cursor --
--- Where a page begins; operations that were pruned still mark a place.
+-- The place where a page begins. Pruned operations still have one.
 select created_at, id from operations where id = :id
 union all
 select created_at, id from list_places where tenant_id = '' and id = :id;

@@ -1,7 +1,7 @@
--- Record: what became of items, and what is remembered of those that wait.
+-- Record: the outcomes of items, and the attempts of items that wait.
 
 -- attempts_waiting --
--- Why items that were tried wait to be tried again, or waited when their job expired or was cancelled.
+-- Why items wait for another try, or waited when their job expired or was cancelled.
 select a.reason, count(*) as items from attempts a
 where a.job_id = :job_id
     and not exists (
@@ -12,13 +12,14 @@ group by a.reason
 order by a.reason;
 
 -- job_lock --
--- Record begins here: the job's row serialises everyone who adds to it. No row: the job closed, and the answer is paid but unused. It is
--- held as `job_add` will hold it, and not written: every version of a row is one more that others must step over.
+-- Record begins with this lock, which serializes all flushes of a job. No row: the job closed, and
+-- the answers are paid but unused. The lock is the one that `job_add` will need. The row is not
+-- written, because each version of a row slows other readers down.
 select output_file_id, error_file_id, output_bytes, error_bytes, share_owner, door is not null as has_item_events from jobs
 where id = :id and state in ('in_progress', 'cancelling') /*! for no key update */;
 
 -- outcome_put --
--- The first result wins; the second gets no row back.
+-- The first result counts. A second one returns no row.
 insert into outcomes (job_id, number, outcome, at, size_bytes, crc32)
 values (:job_id, :number, :outcome, :at, :size_bytes, :crc32)
 on conflict (job_id, number) do nothing
@@ -28,8 +29,9 @@ returning number;
 update outcomes set at = :at where job_id = :job_id and number = :number;
 
 -- job_add --
--- Counters, usage and offsets, only from what was new. A job whose last item is done goes on to be published. Says too whether it is over
--- its maximum cost or errors, and whether all of its canary is done.
+-- Add the counters, usage and sizes of new outcomes. A job whose last item is done becomes
+-- `finalizing`. Return also whether it is over its maximum cost or errors, and whether its canary
+-- is done.
 -- moves: jobs: in_progress -> finalizing
 update jobs set
     answered_count = answered_count + :answered, failed_count = failed_count + :failed,
@@ -55,11 +57,11 @@ returning id, state, cost_nano > max_cost_nano or failed_count > max_errors_coun
     canary_state = 'running' and answered_count + failed_count >= canary_items as is_sampled;
 
 -- job_add_unused --
--- Answers that came after closing, or second: paid for, not used, counted.
+-- Count answers that were late or repeated: paid for, but not used.
 update jobs set unused_count = unused_count + :unused where id = :id;
 
 -- attempt_put --
--- A shorter deferral never overwrites a longer one.
+-- A shorter wait never replaces a longer one.
 insert into attempts (job_id, number, count, not_before, reason, hand_backs, tries)
 values (:job_id, :number, :count, now_ms() + :delay_ms, :reason, :hand_backs, :tries)
 on conflict (job_id, number) do update set
@@ -70,23 +72,23 @@ on conflict (job_id, number) do update set
     reason = excluded.reason;
 
 -- attempt_lost --
--- An item whose owner was lost may have been called already: this row is the reason of a second call.
+-- An item whose owner was lost may have been sent already. This row records why it is sent again.
 insert into attempts (job_id, number, count, not_before, reason)
 values (:job_id, :number, 0, now_ms(), 'owner_lost')
 on conflict (job_id, number) do update set reason = excluded.reason;
 
 -- attempt_lost_alone --
--- The item was the only one in flight when its worker was lost. The first such loss always counts; a later one counts only if another
--- item, run alone in between, survived.
+-- The item was the only one in flight when its worker was lost. The first such loss always counts.
+-- A later one counts only if another item ran alone in between and survived.
 update attempts set alone_losses = alone_losses + 1
 where job_id = :job_id and number = :number and (alone_losses = 0 or cast(:is_checked as bigint) = 1);
 
 -- outcomes_page --
--- The outcomes of a job in order of number, for everyone who must see all of them.
+-- The outcomes of a job in order of number, for readers of all of them.
 select number, outcome, at, size_bytes from outcomes where job_id = :job_id and number >= :from_number order by number limit :count_max;
 
 -- outcome_place --
--- Where the line after so many lines begins in one of the two result files.
+-- The place in one of the two result files where the line after :lines lines begins.
 select at from outcomes
 where job_id = :job_id and case outcome when 'answered' then 1 else 0 end = cast(:is_output as bigint)
 order by at limit 1 offset :lines;
@@ -98,6 +100,6 @@ delete from outcomes where job_id = :job_id;
 delete from attempts where job_id = :job_id;
 
 -- jobs_by_part --
--- Jobs by the letters that their items' ids carry: how an adopted log finds its owners. Those that closed too: what was answered for
--- them is counted as unused.
+-- Jobs by the letters in their items' ids, for lines of an adopted log. Closed jobs are included:
+-- their answers count as unused.
 select id from jobs where id >= :low and id < :high and state <> 'validating' limit 2;

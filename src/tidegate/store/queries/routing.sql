@@ -1,5 +1,6 @@
--- Deployments, resources and terms of models that were added at run time, and which deployments are drained. Every change first takes the next number from meta, whose row makes changes wait
--- for one another; a process that knows the number knows everything.
+-- Deployments, resources and terms of models that were added at run time, and which deployments are
+-- drained. Each change first takes the next number from meta, which serializes changes. A process
+-- that has seen the number has seen all changes up to it.
 
 -- routing_number_next --
 insert into meta (name, value) values ('routing_number', '1')
@@ -33,16 +34,17 @@ select 1 from job_models where model = :model and state = 'open' limit 1;
 select value from meta where name = 'terms';
 
 -- terms_put --
--- Its row makes those who wake what rests wait for one another.
+-- The lock on this row serializes the processes that wake resting work.
 insert into meta (name, value) values ('terms', :digest)
 on conflict (name) do update set value = excluded.value;
 
 -- every_slice_wake --
--- What rests of any job is looked at again. Items that an upstream put off have a moment of their own, and what a canary holds back rests on.
+-- Wake the resting slices of all jobs. Items that wait for an upstream have their own times, and
+-- slices behind a canary keep resting.
 update slices set ready_at = now_ms() where state = 'ready' and ready_at > now_ms() and ready_at < :forever;
 
 -- every_model_wake --
--- A job that must not begin before a moment waits for it all the same.
+-- A job with a `not_before` still waits for that moment.
 update job_models set rests_until = (
     select case when j.not_before > now_ms() then j.not_before else now_ms() end from jobs j where j.id = job_models.job_id
 )

@@ -1,4 +1,4 @@
--- The scheduler's look, leases, and what becomes of slices.
+-- Models of jobs, leases, and the states of slices.
 
 -- job_model_put --
 insert into job_models (job_id, model, item_count, slice_count, work_units, share_owner, queue, created_at, expires_at, due_at, begin_by, state,
@@ -11,8 +11,9 @@ values (:job_id, :model, :item_count, :slice_count, :work_units, :share_owner, :
 select model from job_models where job_id = :job_id and model <> '' order by model;
 
 -- job_models_rest --
--- The job's own budgets are spent: no worker looks at it before this moment. A shorter rest never overwrites a longer one. Not for
--- longer than a second when its key was changed a moment ago: the worker that asks for this may not know it.
+-- The job's own budgets are spent: no worker looks at it before this moment. A shorter rest never
+-- replaces a longer one. The rest is at most a second if the job's key has just been changed,
+-- because the worker may not know that yet.
 with rest as (
     select case when cast(:wait_ms as bigint) > 1000 and exists (
         select 1 from jobs j join keys k on k.id = j.key_id where j.id = :job_id and k.changed_at > now_ms() - 3000
@@ -23,25 +24,27 @@ from rest
 where job_id = :job_id and model = :model and rests_until < now_ms() + rest.ms;
 
 -- job_models_leased --
--- When the last slice of it was leased, to the second: many leases of one job do not wait for each other.
+-- The time of the last lease is exact only to a second, so that many leases of one job do not wait
+-- for each other.
 update job_models set leased_at = now_ms()
 where job_id = :job_id and model = :model and (leased_at is null or leased_at < now_ms() - 1000);
 
 -- job_models_begun --
--- It has begun: from now on it is due when its window ends.
+-- The job has begun: from now on it is due when its window ends.
 update job_models set begun_at = now_ms(), due_at = expires_at where job_id = :job_id;
 
 -- job_models_done --
 update job_models set done_count = done_count + :done_count where job_id = :job_id and model = :model;
 
 -- job_models_close --
--- The job closes: the scheduler sees nothing of it any more.
+-- The job closes: the scheduler does not see it any more.
 -- moves: job_models: open -> closed
 -- moves: job_models: held -> closed
 update job_models set state = 'closed' where job_id = :job_id and state in ('open', 'held');
 
 -- job_models_spent --
--- No slice of the model is left, though the job goes on with others. That stays so: slices are only ever made of unfinished ones.
+-- No slice of the model is left, while the job continues with other models. No new one can appear:
+-- slices are made only from unfinished ones.
 -- moves: job_models: open -> closed
 update job_models set state = 'closed'
 where model = :model and share_owner = :share_owner and state = 'open'
@@ -49,9 +52,10 @@ where model = :model and share_owner = :share_owner and state = 'open'
     and not exists (select 1 from slices s where s.job_id = job_models.job_id and s.model = job_models.model and s.state = 'leased');
 
 -- job_open_for_lease --
--- Held until the lease commits, so that no job is closed between the look and the lease. The weakest hold there is: leases wait neither
--- for each other nor for record, only for the transaction that closes the job (`job_halt`). Says too whether the time of the last lease is old, whether
--- this very lease was made before, and what its slices say of the job.
+-- The lock is kept until the lease commits, so that no job is closed between this look and the
+-- lease. It is the weakest lock: leases wait neither for each other nor for record, only for a
+-- transaction that closes the job (`job_halt`). Return also whether the last lease is old, whether
+-- this is a replay of a lease, and the facts about the job that a leased slice gets.
 select cast(:token as text) as token,
     coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old,
     exists (select 1 from slices s
@@ -65,7 +69,8 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
     and j.paused_at is null and j.not_before <= now_ms() /*! for key share */;
 
 -- job_open_to_begin --
--- The same for a job's first lease, which also writes the row: two that shared it could both never go on to write.
+-- Lock a job for its first lease, which also writes the row. A shared lock would deadlock two first
+-- leases.
 select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
@@ -75,7 +80,7 @@ where j.id = :job_id and j.state = 'in_progress' and j.closing is null and j.exp
     and j.paused_at is null and j.not_before <= now_ms() /*! for no key update */;
 
 -- job_of_lease --
--- The same for a lease that is asked for again, wherever its job stands.
+-- Return the facts about a job for a replayed lease, whatever the job's state.
 select j.id, j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,
@@ -84,7 +89,8 @@ from jobs j
 where j.id = :job_id;
 
 -- jobs_waiting_long --
--- Responses whose items have waited until they go like interactive calls, longest first: they are leased whatever the tide is.
+-- Responses whose items have waited until they go as interactive calls, the longest wait first.
+-- They are leased whatever the tide is.
 select j.id, s.model
 from jobs j
 join slices s on s.job_id = j.id and s.state = 'ready' and s.ready_at <= now_ms()
@@ -93,10 +99,11 @@ order by j.interactive_at
 limit :count_max;
 
 -- slices_lease --
--- Takes ready slices under a token that the caller made, so that the call can be replayed. The lease is committed before any call
--- goes out. A worker that is gone gets nothing. Slices that lost three owners or more are suspects: a worker holds at most
--- :suspects_max of them at a time, and takes those that lost the most owners first. While slices of the job that
--- lost owners are out or were freed a moment ago, its last :kept slices that lost none are left for checks.
+-- Lease ready slices under a token that the caller made, so that the call can be replayed. The
+-- lease is committed before any call is sent. A worker that is gone gets nothing. Slices that lost
+-- three or more owners are suspects: a worker has at most :suspects_max of them at a time, and
+-- takes those that lost most owners first. While slices of the job that lost owners are leased or
+-- have just been freed, its last :kept slices that lost none are left for checks.
 -- moves: slices: ready -> leased
 with suspects as (
     select q.first as suspect_first from slices q
@@ -130,7 +137,7 @@ where job_id = picked_job and first = picked_first and state = 'ready'
 returning lease_token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count;
 
 -- slices_of_token --
--- What a token holds: the answer to a lease that is asked for again.
+-- The slices of a token: the answer to a replayed lease.
 select lease_token, endpoint, first, count, read_first, work_at, work_bytes, work_units, lost_count, lease_count from slices
 where job_id = :job_id and lease_token = :token and worker_id = :worker_id and state = 'leased'
 order by first;
@@ -139,23 +146,23 @@ order by first;
 update jobs set begun_at = now_ms() where id = :job_id and begun_at is null;
 
 -- slice_outcomes --
--- Which items of a slice are done already: a slice that comes back is not run again from its start.
+-- The items of a slice that are done: a slice that was given back continues where it stopped.
 select number from outcomes where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_attempts --
 select number, count, not_before - now_ms() as wait_ms, reason, hand_backs, alone_losses, tries from attempts where job_id = :job_id and number >= :first and number < :first + :count order by number;
 
 -- slice_finish --
--- Every item of it has an outcome. Not so when the job closed first: then its owner's outcomes were refused, and publish must
--- still find the items here.
+-- All items of the slice have an outcome. But if the job closed first, the outcomes were refused,
+-- and publish must still find the items here.
 -- moves: slices: leased -> done
 update slices set state = 'done', lease_token = null, worker_id = null
 where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
     and exists (select 1 from jobs j where j.id = :job_id and (j.state in ('in_progress', 'cancelling') or j.closing = 'completed'));
 
 -- slice_release --
--- Given back by its owner: nothing of it is lost, and no item is to blame. It rests for a second at most when its key was changed a moment
--- ago: the worker that gives it back may not know it.
+-- The owner gives the slice back, so it does not count as lost. It rests for at most a second if
+-- the job's key has just been changed, because the worker may not know that yet.
 -- moves: slices: leased -> ready
 update slices set state = 'ready', lease_token = null, worker_id = null, ready_at = now_ms() + case
     when cast(:delay_ms as bigint) > 1000 and exists (
@@ -165,8 +172,8 @@ where job_id = :job_id and first = :first and state = 'leased' and lease_token =
 returning first;
 
 -- slices_reclaim --
--- The owner is gone: its slices may be run by someone else. The living keep theirs. What a late owner is recording at this moment is left
--- for the next sweep.
+-- Free the slices of a worker that is gone, never those of a living one. A slice that a late owner
+-- is recording now is left for the next sweep.
 -- moves: slices: leased -> ready
 with picked as (
     select s.job_id as picked_job, s.first as picked_first from slices s
@@ -179,17 +186,17 @@ where job_id = picked_job and first = picked_first and state = 'leased'
 returning job_id, first, count, lost_count;
 
 -- slice_blame --
--- A slice that lost its owner remembers how many it has lost.
+-- Note how many owners a slice has lost.
 update slices set lost_count = :lost_count where job_id = :job_id and first = :first and state = 'ready';
 
 -- slices_stranded --
--- Leased to an incarnation that is gone: a lease that committed while its worker was being declared gone.
+-- Incarnations that are gone and still have slices.
 select distinct s.worker_id from slices s
 where s.state = 'leased' and not exists (select 1 from workers w where w.id = s.worker_id and w.state = 'alive')
 limit :count_max;
 
 -- slice_of_item --
--- The slice that an item belongs to, also when it is done: for answers that were found in a dead worker's log.
+-- The slice of an item, also if it is done: for answers that were found in a lost worker's log.
 select first, count, model, work_units from slices where job_id = :job_id and first <= :number order by first desc limit 1;
 
 -- slice_get --
@@ -197,11 +204,12 @@ select first, count, model, endpoint, read_first, work_at, work_bytes, work_unit
 from slices where job_id = :job_id and first = :first;
 
 -- slice_drop --
--- A suspect slice gives way to smaller ones.
+-- A suspect slice is replaced by smaller ones.
 delete from slices where job_id = :job_id and first = :first and state = 'ready' returning first;
 
 -- slice_shorten --
--- Its owner will send nothing from this item on: the slice ends before it, and the rest becomes a slice of its own.
+-- The owner sends nothing from this item on: the slice ends before it, and the rest becomes another
+-- slice.
 update slices set count = :to_item - first, work_units = :work_units
 where job_id = :job_id and first = :first and state = 'leased' and lease_token = :token
     and first < :to_item and first + count > :to_item
@@ -212,9 +220,10 @@ returning first;
 delete from slices where job_id = :job_id;
 
 -- slices_unfinished --
--- Where the items without an outcome lie in the work file, for the one who publishes.
+-- The places in the work file of slices that are not done, for publish.
 select first, count, read_first, work_at, work_bytes from slices where job_id = :job_id and state <> 'done' order by first;
 
 -- slice_tokens --
--- Which of a job's slices a token still holds: the verdicts of anyone else are refused. Held, so that no slice changes hands meanwhile.
+-- The job's slices that a token still has; verdicts under other tokens are refused. Locked, so that
+-- no slice gets another owner meanwhile.
 select first, count from slices where job_id = :job_id and lease_token = :token and state = 'leased' order by first /*! for update */;

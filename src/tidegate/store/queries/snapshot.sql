@@ -1,13 +1,17 @@
--- The scheduler's look: bounded, from indexes alone, the same work with a thousand and with ten million items queued.
+-- The scheduler's look. It is bounded and reads only indexes, so it costs the same with a thousand
+-- and with ten million queued items.
 
 -- part owner_of_worker --
--- The share owner that this worker is there for; empty for a worker of all.
+-- The share owner that this worker works for; empty for a worker of all.
 coalesce((select w.share_owner from workers w where w.id = :worker_id), '');
 
 -- snapshot_now --
--- The moment of the look and how many workers choose of the same jobs. Of ready slices: how many owners the worst suspects lost, how many
--- slices lost so many, and how many lost an owner within the last ten seconds, but not more than :search_max owners: what is not found by then keeps
--- nothing waiting. Suspects of a job that is paused or closes or is not for this worker do not count: it cannot run them.
+-- The time of the look, how many workers choose among the same jobs, and three facts about ready
+-- slices: `level` is how many owners the worst suspects lost, and `suspect_count` how many slices
+-- lost that many. `recent_count` is how many slices lost an owner within the last ten seconds, but
+-- not more than :search_max owners, after which the search for a culprit makes no slice wait.
+-- Suspects of a job that is paused, closes, or is not for this worker do not count, because it
+-- cannot run them.
 select now_ms() as now,
     (select count(*) from workers c where c.state = 'alive' and c.alive_until > now_ms() and c.runs_items = 1
         and c.share_owner in ('', {owner_of_worker})) as workers,
@@ -24,7 +28,7 @@ select now_ms() as now,
         and f.ready_at > now_ms() - 10000) as recent_count;
 
 -- awake_models --
--- The models that have anything to do, each found by one step in an index.
+-- The models that have work, each found by one step in an index.
 with recursive awake (model) as (
     select min(f.model) from flows f where f.state = 'awake'
     union all
@@ -33,7 +37,7 @@ with recursive awake (model) as (
 select a.model from awake a where a.model is not null limit :count_max;
 
 -- unleased_models --
--- Models with work that is due, of which nothing is out: no worker leases it.
+-- Models with due work of which nothing is leased.
 with recursive awake (model) as (
     select min(f.model) from flows f where f.state = 'awake'
     union all
@@ -49,8 +53,8 @@ where not exists (select 1 from slices l where l.state = 'leased' and l.model = 
 limit :count_max;
 
 -- snapshot_in_flight --
--- What is out, slice by slice, as many as workers hold: summing up here would sort them first. Says too how many owners
--- each lost, and whether this worker holds it.
+-- All leased slices, one row each, because sums would need a sort. Return also how many owners each
+-- lost, and whether this worker has it.
 select s.job_id, s.model, coalesce(s.leased_as, 'fifo') as why,
     coalesce((select m.share_owner from job_models m where m.job_id = s.job_id and m.model = s.model), '') as share_owner, s.work_units,
     s.lost_count, case when s.worker_id = :worker_id then 1 else 0 end as is_mine
@@ -58,9 +62,11 @@ from slices s
 where s.state = 'leased';
 
 -- part has_startable_slice --
--- Whether a job `o` of a model has a slice that this worker may lease: due, and below :lost_below lost owners. While a culprit is searched
--- for (:is_searching), a job of which another slice is out that lost owners keeps its last :kept slices that lost none for checks.
--- `(select 1 ... order by ... limit 1) is not null` is `exists`, as no planner turns it into a join of whole tables.
+-- Whether a job `o` of a model has a slice that this worker may lease: due, and with fewer than
+-- :lost_below lost owners. While a culprit is searched for (:is_searching), a job with a leased
+-- slice that lost owners keeps its last :kept slices that lost none for checks. `(select 1 ...
+-- order by ... limit 1) is not null` means `exists`, but no planner turns it into a join of whole
+-- tables.
 (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
     and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
         or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
@@ -69,12 +75,13 @@ where s.state = 'leased';
             and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null;
 
 -- part job_columns --
--- What the scheduler knows of a job `o` of a model.
+-- The columns that the scheduler needs of a job `o` of a model.
 o.model, o.share_owner, o.job_id, o.created_at, o.expires_at, case when o.begun_at is null then o.begin_by end as begin_by,
     o.work_units, o.item_count, o.done_count, o.slice_count, o.leased_at, o.begun_at, o.queue, o.priority;
 
 -- snapshot_flows --
--- The flows of a model that were served least and have a slice ready for this worker; `is_long` when it has more jobs than :jobs_max.
+-- The least served flows of a model that have a slice ready for this worker. `is_long`: the flow
+-- has more than :jobs_max jobs.
 select f.model, f.share_owner, f.weight_milli, f.served,
     (select 1 from job_models more where more.model = f.model and more.share_owner = f.share_owner and more.state = 'open'
         order by more.priority desc, more.created_at, more.job_id limit 1 offset :jobs_max) is not null as is_long
@@ -106,7 +113,8 @@ order by o.priority desc, o.work_units, o.job_id
 limit :jobs_max;
 
 -- snapshot_due --
--- The jobs of a model that can start and are due first, whatever their flow, with what is known of that flow: an open job has one.
+-- The jobs of a model that can start and are due first, whatever their flow, with the weight and
+-- service of the flow. Each open job has a flow.
 select due.*, f.weight_milli, f.served
 from (
     select {job_columns}
@@ -119,7 +127,8 @@ from (
 join flows f on f.model = due.model and f.share_owner = due.share_owner;
 
 -- outlook_job --
--- What stands before each model of a job: its own rest, what its flow has that goes first, what is out, and its weight.
+-- For each model of a job: its own work, the work of its flow that goes first, the work in flight,
+-- and the flow's weight.
 select m.model, m.work_units, m.item_count, m.done_count, m.share_owner, m.state, coalesce(f.weight_milli, 1000) as weight_milli,
     cast(coalesce((select sum(ahead.units) from (
         select o.work_units - o.work_units * o.done_count / o.item_count as units from job_models o

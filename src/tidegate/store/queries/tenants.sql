@@ -1,4 +1,4 @@
--- Who owns things, and the keys that speak for them.
+-- Tenants and their API keys.
 
 -- tenant_put --
 insert into tenants (id, name, created_at) values (:id, :name, now_ms())
@@ -11,7 +11,8 @@ select id from tenants where name = :name;
 select name from tenants where id = :id;
 
 -- tenant_lock --
--- Serialises what must be counted before it is allowed: pending jobs, queued items, stored bytes.
+-- Serialize changes that must be counted before they are allowed: pending jobs, queued items,
+-- stored bytes.
 select id from tenants where id = :tenant_id /*! for update */;
 
 -- key_put --
@@ -28,7 +29,8 @@ from keys k
 where k.id = :id and k.deleted_at is null;
 
 -- key_facts --
--- How the keys stand under which calls are open. `ids` are the keys' ids one behind the other, 8 characters each.
+-- The states of keys with open calls. `ids` are the keys' ids one after the other, 8 characters
+-- each.
 with recursive places (start_at) as (
     select 1 union all select start_at + 8 from places where start_at + 8 <= length(cast(:ids as text))
 )
@@ -38,7 +40,8 @@ join keys k on k.id = substr(cast(:ids as text), p.start_at, 8)
 where k.deleted_at is null;
 
 -- key_states --
--- Everything that a worker must know now of the keys whose slices it holds. A key that is gone leaves only the id that its job has.
+-- The facts that a worker needs about the keys whose slices it has leased. Of a key that is gone
+-- only the id in its job is left.
 select distinct j.key_id, case when k.deleted_at is null then k.id end as known_id, k.models, k.resources, k.expires_at - now_ms() as expires_in_ms, k.revoked_at, k.limits,
     k.parallel_max
 from slices s
@@ -56,7 +59,7 @@ order by k.created_at, k.id
 limit :count_max;
 
 -- key_cursor --
--- Where a page begins; deleted keys still mark a place.
+-- The place where a page begins. Deleted keys still have one.
 select created_at, id from keys where id = :id;
 
 -- key_page --
@@ -73,14 +76,14 @@ limit :count_max;
 select value from meta where name = 'pepper_fingerprint';
 
 -- pepper_claim --
--- Notes which pepper keys are hashed with. Gives nothing when there are keys already and another was noted.
+-- Note the pepper of the keys. No row: there are keys already, and another pepper was noted.
 insert into meta (name, value) values ('pepper_fingerprint', :fingerprint)
 on conflict (name) do update set value = excluded.value
 where meta.value = excluded.value or not exists (select 1 from keys k where k.deleted_at is null)
 returning value;
 
 -- key_any --
--- Whether any key was ever made: then every call needs one.
+-- Whether any key was ever made: then each call needs one.
 select 1 from keys limit 1;
 
 -- key_revoke --
@@ -89,19 +92,19 @@ where id = :id and revoked_at is null and deleted_at is null
 returning id;
 
 -- key_delete --
--- Nothing of it can be used again; that there was a key, every caller still needs one for.
+-- The key cannot be used again. The row stays, because calls need a key once there was any.
 update keys set deleted_at = now_ms(), changed_at = now_ms(), secret_hash = :no_hash, old_hash = null, old_until = null, label = ''
 where id = :id and deleted_at is null
 returning id;
 
 -- keys_delete_of --
--- The same for every key of an organization.
+-- Delete all keys of an organization.
 update keys set deleted_at = now_ms(), changed_at = now_ms(), secret_hash = :no_hash, old_hash = null, old_until = null, label = ''
 where tenant_id = (select t.id from tenants t where t.name = :org) and deleted_at is null
 returning id;
 
 -- key_change --
--- What is not given stays as it is.
+-- Parts that are not given are not changed.
 update keys set models = coalesce(:models, models), resources = coalesce(:resources, resources), limits = coalesce(:limits, limits),
     scopes = coalesce(:scopes, scopes), expires_at = coalesce(:expires_at, expires_at),
     parallel_max = coalesce(:parallel_max, parallel_max), addresses = coalesce(:addresses, addresses),
@@ -110,8 +113,8 @@ where id = :id and revoked_at is null and deleted_at is null
 returning id;
 
 -- key_slices_wake --
--- What rests of the jobs of a key that stands otherwise now is judged again. Items that an upstream put off have a moment of their own, and
--- what a canary holds back rests on.
+-- Wake the resting slices of a changed key's jobs. Items that wait for an upstream have their own
+-- times, and slices behind a canary keep resting.
 update slices set ready_at = now_ms()
 where state = 'ready' and ready_at > now_ms() and ready_at < :forever
     and job_id in (
@@ -119,7 +122,7 @@ where state = 'ready' and ready_at > now_ms() and ready_at < :forever
     );
 
 -- key_models_wake --
--- A job that must not begin before a moment waits for it all the same.
+-- A job with a `not_before` still waits for that moment.
 update job_models set rests_until = (
     select case when j.not_before > now_ms() then j.not_before else now_ms() end from jobs j where j.id = job_models.job_id
 )
@@ -129,7 +132,7 @@ where state = 'open' and rests_until > now_ms()
     );
 
 -- key_flows_wake --
--- The next sweep wakes them, as if their time had come.
+-- The next sweep wakes these flows.
 update flows set wakes_at = now_ms()
 where state = 'asleep' and wakes_at > now_ms() and exists (
     select 1 from job_models m join jobs j on j.id = m.job_id
@@ -137,7 +140,7 @@ where state = 'asleep' and wakes_at > now_ms() and exists (
 );
 
 -- key_rotate --
--- A replay with the same secret changes nothing: the secret before it stays the old one.
+-- A replay with the same secret changes nothing: the old secret remains.
 update keys set old_hash = secret_hash, old_until = now_ms() + :grace_ms, secret_hash = :secret_hash
 where id = :id and revoked_at is null and deleted_at is null and (expires_at is null or expires_at > now_ms())
     and secret_hash <> :secret_hash
@@ -147,7 +150,7 @@ returning id;
 update keys set last_used_at = now_ms() where id = :id and (last_used_at is null or last_used_at < now_ms() - 60000);
 
 -- tenant_bytes --
--- What a tenant stores now: files, and parts of files that are not complete yet.
+-- The stored bytes of a tenant: files, and parts of pending uploads.
 select (select coalesce(sum(size_bytes), 0) from files where tenant_id = :tenant_id and state = 'ready' and purpose <> 'whole')
     + (select coalesce(sum(p.size_bytes), 0) from uploads u join upload_parts p on p.upload_id = u.id
         where u.tenant_id = :tenant_id and u.state = 'pending');

@@ -7,7 +7,7 @@ values (:id, :tenant_id, 'pending', :size_bytes, :purpose, :filename, :mime_type
     (select ms from moment), (select ms from moment) + :keep_ms);
 
 -- upload_get --
--- One whose time is over counts as expired before a sweep has seen to it.
+-- An upload whose time is over is shown as expired, also before a sweep has changed it.
 select *, case when state = 'pending' and expires_at <= now_ms() then 'expired' else state end as shown_state
 from uploads where tenant_id = :tenant_id and id = :id;
 

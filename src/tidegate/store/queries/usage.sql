@@ -1,7 +1,8 @@
--- What was used and what it cost.
+-- Usage and its cost.
 
 -- usage_add --
--- The job says whose it is. Its row is locked by this transaction, so two flushes never meet here.
+-- The owner is taken from the job. This transaction has locked its row, so two flushes never write
+-- at once.
 insert into usage (day, job_id, model, deployment, tenant_id, team, user_name, key_id, calls, input_tokens, cached_tokens, output_tokens,
     reasoning_tokens, input_nano, cached_nano, output_nano)
 select now_ms() / 86400000, j.id, cast(:model as text), cast(:deployment as text), j.tenant_id, coalesce(k.team, ''),
@@ -18,14 +19,14 @@ on conflict (day, job_id, model, deployment) do update set
     cached_nano = usage.cached_nano + excluded.cached_nano, output_nano = usage.output_nano + excluded.output_nano;
 
 -- usage_writer --
--- Whether this flush of this process is new. One that was committed before finds its number taken.
+-- Whether this flush of this process is new. No row: it was committed before.
 insert into usage_writers (id, flush_number, wrote_at) values (:writer, :number, now_ms())
 on conflict (id) do update set flush_number = excluded.flush_number, wrote_at = excluded.wrote_at
 where usage_writers.flush_number < excluded.flush_number
 returning id;
 
 -- usage_writers_prune --
--- Processes that wrote nothing for a week say nothing again.
+-- Processes that wrote nothing for a week will not write again.
 delete from usage_writers where wrote_at < now_ms() - 604800000;
 
 -- usage_interactive_add --
@@ -62,7 +63,7 @@ order by u.day, u.job_id, u.tenant_id, u.key_id, u.model, u.deployment
 limit :count_max;
 
 -- usage_by_day --
--- Without telling jobs apart: as many rows as there are days, keys and deployments, however many jobs there were.
+-- The sums over all jobs, so the number of rows does not depend on the number of jobs.
 select u.day, coalesce(t.name, u.tenant_id), u.team, u.user_name, u.key_id, '', u.model, u.deployment,
     cast(sum(u.calls) as bigint),
     cast(sum(u.input_tokens) as bigint),

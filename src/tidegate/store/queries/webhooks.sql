@@ -9,14 +9,14 @@ values (:id, :tenant_id, :job_id, :name, :url, :event_types, :secret, (select ms
 select count(*) from webhook_endpoints where tenant_id = :tenant_id and job_id is null;
 
 -- webhook_endpoint_get --
--- An endpoint of one job is shown with its job only.
+-- An endpoint of one job is shown only with its job.
 select * from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null;
 
 -- webhook_endpoint_of_job --
 select * from webhook_endpoints where tenant_id = :tenant_id and job_id = :job_id;
 
 -- webhook_endpoint_cursor --
--- Where a page begins; deleted endpoints still mark a place.
+-- The place where a page begins. Deleted endpoints still have one.
 select created_at, id from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null
 union all
 select created_at, id from list_places where tenant_id = :tenant_id and id = :id;
@@ -29,7 +29,8 @@ order by created_at desc, id desc
 limit :count_max;
 
 -- webhook_endpoint_change --
--- An owner who changes an endpoint, or confirms it, wants events there again. A change of nothing is no change.
+-- An owner who changes or confirms an endpoint wants its events again. `updated_at` changes only if
+-- something else does.
 update webhook_endpoints set name = coalesce(:name, name), url = coalesce(:url, url),
     event_types = coalesce(:event_types, event_types), failing_since = null, disabled_at = null, disabled_why = null,
     updated_at = case when coalesce(:name, name) <> name or coalesce(:url, url) <> url
@@ -38,7 +39,7 @@ where tenant_id = :tenant_id and id = :id and job_id is null
 returning id;
 
 -- webhook_secret_rotate --
--- Asked again with the secret that it has, it changes nothing.
+-- A repeat with the same secret changes nothing.
 update webhook_endpoints set old_secret = secret, old_until = now_ms() + :keep_ms, secret = :secret, updated_at = now_ms()
 where tenant_id = :tenant_id and id = :id and job_id is null and secret <> :secret
 returning id;
@@ -52,7 +53,7 @@ on conflict (id) do nothing;
 delete from webhook_endpoints where tenant_id = :tenant_id and id = :id and job_id is null returning id;
 
 -- webhook_endpoint_forget --
--- An endpoint of one job goes once the job is gone and nothing is left that was to be delivered there.
+-- An endpoint of one job is removed once the job is gone and no delivery to it is left.
 delete from webhook_endpoints
 where job_id = :job_id
     and not exists (select 1 from jobs j where j.id = webhook_endpoints.job_id)
@@ -69,14 +70,16 @@ where id = :id and (failing_since is not null or disabled_at is not null);
 update webhook_endpoints set failing_since = now_ms() where id = :id and failing_since is null;
 
 -- webhook_endpoint_disable --
--- A receiver that is gone is disabled at once, one that fails after a while without any success.
+-- A receiver that is gone is disabled at once. One that fails is disabled after a while without any
+-- success.
 update webhook_endpoints set disabled_at = now_ms(), disabled_why = :why
 where id = :id and disabled_at is null and failing_since <= now_ms() - :failing_ms
 returning id;
 
 -- webhook_events_put --
--- The outbox: one row for each endpoint that wants to hear of this job's end. What a disabled endpoint misses is listed as failed. An endpoint
--- is held until then, so that one that is being deleted leaves no row behind.
+-- The outbox: one row for each endpoint that wants events of this job's end. Events of a disabled
+-- endpoint are listed as failed. Endpoints are locked until the commit, so that one that is being
+-- deleted leaves no row behind.
 insert into webhook_deliveries (
     event_id, endpoint_id, tenant_id, job_id, event_type, state, attempt_count, created_at, due_at, ended_at, failure
 )
@@ -98,15 +101,16 @@ where ',' || e.event_types || ',' like '%,' || j.event_type || ',%'
 on conflict do nothing;
 
 -- webhook_responses_wanted --
--- Whether an endpoint of the tenant wants to hear of responses.
+-- Whether an endpoint of the tenant wants events of responses.
 select 1 from webhook_endpoints where tenant_id = :tenant_id and job_id is null and event_types like '%response.%' limit 1;
 
 -- webhook_wanted_of_job --
--- What the callback of a job wants to hear.
+-- The events that the callback of a job wants.
 select event_types from webhook_endpoints where job_id = :job_id;
 
 -- webhook_item_event_put --
--- What became of one item, for the callback of its job. What a disabled endpoint misses is listed as failed.
+-- An event of one item, for the callback of its job. Events of a disabled endpoint are listed as
+-- failed.
 insert into webhook_deliveries (
     event_id, endpoint_id, tenant_id, job_id, event_type, item, state, attempt_count, created_at, due_at, ended_at, failure
 )
@@ -119,15 +123,15 @@ where e.job_id = :job_id
 on conflict do nothing;
 
 -- webhook_deliveries_due --
--- Whether anything waits that no living worker holds.
+-- Whether a delivery is due that no living worker has leased.
 select 1 from webhook_deliveries
 where state = 'pending' and due_at <= now_ms()
     and (worker_id is null or not exists (select 1 from workers w where w.id = worker_id and w.state = 'alive'))
 limit 1;
 
 -- webhook_tenants_due --
--- The tenants with a delivery that is due and free, and how many each has out; those with fewest out first. Each tenant is found by one step
--- in the index, however much it has queued.
+-- The tenants with a delivery that is due and free, and how many deliveries each has under way,
+-- fewest first. Each tenant is found by one step in the index, however many deliveries it has.
 with recursive waiting (tenant_id) as (
     select min(d.tenant_id) from webhook_deliveries d where d.state = 'pending'
     union all
@@ -154,8 +158,9 @@ order by out_count, first_due_at
 limit :count_max;
 
 -- webhook_endpoints_due --
--- The endpoints of one tenant with a delivery that is due and free, and how many each has out; those with fewest out first. Each endpoint is
--- found by one step in the index, however much is queued for it.
+-- The endpoints of one tenant with a delivery that is due and free, and how many deliveries each
+-- has under way, fewest first. Each endpoint is found by one step in the index, however many
+-- deliveries it has.
 with recursive waiting (endpoint_id) as (
     select min(d.endpoint_id) from webhook_deliveries d where d.state = 'pending' and d.tenant_id = :tenant_id
     union all
@@ -185,8 +190,9 @@ order by out_count, first_due_at
 limit :count_max;
 
 -- webhook_deliveries_lease --
--- The next deliveries to one endpoint. A row that another transaction changes is left to the next pass, so a lease waits for nothing. They are
--- picked apart: as a condition of the update, PostgreSQL may look for them again for each row, and take more than were asked for.
+-- Lease the next deliveries to one endpoint. A row that another transaction changes is skipped, so
+-- a lease never waits. The rows are picked in a separate query: as a condition of the update,
+-- PostgreSQL might pick again for each row, and lease too many.
 with picked as (
     select d.event_id as picked_event, d.endpoint_id as picked_endpoint from webhook_deliveries d
     where d.state = 'pending' and d.tenant_id = :tenant_id and d.endpoint_id = :endpoint_id and d.due_at <= now_ms()
@@ -228,7 +234,8 @@ where event_id = :event_id and endpoint_id = :endpoint_id and state = 'pending' 
 returning event_id;
 
 -- webhook_deliveries_fail_rest --
--- Some of what waits for an endpoint that is disabled now; what is being sent to it ends by itself.
+-- Fail some deliveries that wait for a disabled endpoint. Those that are being sent end by
+-- themselves.
 -- moves: webhook_deliveries: pending -> failed
 update webhook_deliveries set state = 'failed', failure = 'endpoint_disabled', ended_at = now_ms()
 where (event_id, endpoint_id) in (
@@ -251,7 +258,7 @@ join webhook_endpoints e on e.id = d.endpoint_id
 where d.tenant_id = :tenant_id and d.event_id = :event_id and d.endpoint_id = :endpoint_id;
 
 -- webhook_delivery_cursor --
--- Where a page begins; deliveries that are gone still mark a place.
+-- The place where a page begins. Removed deliveries still have one.
 select tenant_id, created_at from webhook_deliveries where event_id = :event_id and endpoint_id = :endpoint_id
 union all
 select tenant_id, created_at from list_places where id = cast(:event_id as text) || '.' || cast(:endpoint_id as text);
@@ -271,7 +278,7 @@ values (cast(:event_id as text) || '.' || cast(:endpoint_id as text), :tenant_id
 on conflict (id) do nothing;
 
 -- webhook_deliveries_delete --
--- Some of what an endpoint has got, would get, or will never get.
+-- Remove some deliveries of an endpoint, whatever their state.
 delete from webhook_deliveries where (event_id, endpoint_id) in (
     select d.event_id, d.endpoint_id from webhook_deliveries d
     where d.endpoint_id = :endpoint_id and d.tenant_id = :tenant_id
@@ -280,8 +287,8 @@ delete from webhook_deliveries where (event_id, endpoint_id) in (
 returning event_id, endpoint_id, tenant_id, created_at;
 
 -- webhook_deliveries_forget --
--- Some of what was delivered of a job that has ended. What is still to be delivered outlives its job, and what could not be delivered is
--- listed for a while.
+-- Remove some completed deliveries of an ended job. Pending ones outlive their job, and failed ones
+-- are listed for a while.
 delete from webhook_deliveries where (event_id, endpoint_id) in (
     select d.event_id, d.endpoint_id from webhook_deliveries d
     where d.job_id = :job_id and d.state = 'delivered'
@@ -291,15 +298,15 @@ delete from webhook_deliveries where (event_id, endpoint_id) in (
 returning event_id, endpoint_id, tenant_id, created_at;
 
 -- webhook_delivered_forget --
--- An event that outlived its job has arrived.
+-- Remove a completed delivery that outlived its job.
 delete from webhook_deliveries
 where event_id = :event_id and endpoint_id = :endpoint_id and state = 'delivered'
     and not exists (select 1 from jobs j where j.id = webhook_deliveries.job_id)
 returning job_id, tenant_id, created_at;
 
 -- webhook_jobs_gone --
--- Jobs that are gone and of which something has been listed as long as they would have been; one may come several times. The moment is
--- selected, as in jobs_ended_before.
+-- Jobs that are gone, with deliveries that were listed as long as the jobs would have been. A job
+-- may appear several times. The time is selected, as in jobs_ended_before.
 select d.job_id from webhook_deliveries d
 where d.created_at < (select now_ms()) - :keep_ms and d.state <> 'pending'
     and not exists (select 1 from jobs j where j.id = d.job_id)
@@ -307,7 +314,7 @@ order by d.created_at
 limit :count_max;
 
 -- webhook_deliveries_drop --
--- Some of what was listed of a job that is gone.
+-- Remove some listed deliveries of a job that is gone.
 delete from webhook_deliveries where (event_id, endpoint_id) in (
     select d.event_id, d.endpoint_id from webhook_deliveries d where d.job_id = :job_id and d.state <> 'pending' limit :count_max
 )
