@@ -188,8 +188,7 @@ class Trial:
         if state not in self._group:
             return False
         self._group.discard(state)
-        # A group without the worst suspects, perhaps of another model, proves nothing about them.
-        # Nor
+        # A group without the worst suspects, perhaps of another model, proves nothing about them. Nor
         # does a slice that is given up, because it was not sent; the search goes on at once.
         is_given_up = _alone_losses(state) >= ALONE_LOSSES_MAX
         is_worst = state.slice.lost_count >= self._level
