@@ -1,9 +1,11 @@
-"""Back-pressure of a whole model: when none of its deployments is healthy, every process lets it rest for a while, by an entry in Redis.
+"""Back-pressure of a whole model: if no deployment of it is healthy, all processes let it rest.
 
-Only background work rests: a user's call is tried. A rest always ends, and a process that obeyed one tries the model itself before it
-obeys the next: a process that alone cannot reach the servers must not keep the others from them. Rests that deployments ask for
-(Retry-After) are separate, and the longer of the two wins. Without Redis each process learns only from its own breakers; its rests are
-counted in the metrics all the same.
+- The rest is an entry in Redis. Without Redis each process learns only from its own breakers, and
+  counts its rests in the metrics.
+- Only background work rests; users' calls are tried.
+- A rest always ends. A process that obeyed one tries the model itself before it obeys the next,
+  because another process that alone cannot reach the servers must not keep it from them.
+- Rests that deployments ask for (Retry-After) are separate, and the longer of the two wins.
 """
 
 import math
@@ -48,9 +50,9 @@ class Backpressure:
             metrics.model_deferral_seconds.of(_NO_HEALTHY).observe(rest_ms / 1000)
 
     def answered(self, state: DeploymentState) -> None:
-        """Note that a deployment is healthy, so that this process no longer obeys the reports of others about its models.
+        """Note that a deployment is healthy, so that its models no longer rest by others' reports.
 
-        It is not called where no process reports anything.
+        This is called only if processes share rests.
         """
         for model in state.deployment.models:
             if model not in self._deaf:
@@ -59,8 +61,11 @@ class Backpressure:
                     one.rest_background_until(0.0)
 
     def obey(self) -> None:
-        """Obey rests that deployments asked of other processes, and rests of whole models. A model's reported rest is obeyed once, and
-        the next one only after a call of this process to that model has failed."""
+        """Obey rests that deployments asked of other processes, and rests of whole models.
+
+        A model's reported rest is obeyed once, and the next one only after a call of this process
+        to that model has failed.
+        """
         if self._rests is None:
             return
         now_ms = self._clock.monotonic_ms()

@@ -1,7 +1,8 @@
-"""The state of one deployment: its slots, its rest, its breaker, its budgets, and what it has done so far.
+"""The state of one deployment: its slots, rests, breaker and budgets, and its calls so far.
 
-A deployment state decides whether the deployment is fit for one more call, and learns from how each call ended. It neither chooses
-between deployments nor sends anything. Time is an argument, in the clock's monotonic milliseconds.
+A deployment state decides whether the deployment may get one more call, and learns from the end of
+each call. It neither chooses between deployments nor sends calls. Time is an argument, in the
+clock's monotonic milliseconds.
 """
 
 import math
@@ -34,7 +35,7 @@ from tidegate.upstream.routing.slots import Slots
 from tidegate.upstream.tide.peers import Users
 from tidegate.upstream.tide.tides import DeploymentTide
 
-# A 403 can mean this request (moderation) as well as our key, so one alone does not pause a deployment; three in a row do.
+# A 403 may be about the request (moderation), so only three in a row pause a deployment.
 FORBIDDEN_IN_A_ROW_MAX = 3
 CALLS_REMEMBERED_MAX = 10_000
 
@@ -43,22 +44,22 @@ FAILING = "upstream_failing"
 # The code of a call whose server does not accept our certificate, or demands one.
 TLS_REJECTED = "upstream_tls_rejected"
 
-# An operator may set another key at any moment, so calls wait no longer than this for a deployment that rejected our key, though its
-# probes are rarer.
+# An operator may set another key at any moment. So calls wait at most this long for a deployment
+# that rejected our key, though its probes are rarer.
 KEY_REST_MS_MAX = 6_000
 
-# While interactive calls come, and for this long after the last one, background work leaves this part of a deployment's slots free for
-# the next ones.
+# While interactive calls come, and for this long after the last one, background work leaves this
+# part of a deployment's slots free for the next ones.
 FREE_FOR_USERS = 1 / 8
 USERS_COME_MS = 60_000.0
-# One owner's interactive calls leave this part of the slots to owners that have none in flight, where there are at least so many.
+# One owner's calls leave this part of the slots, if there are at least 4, to owners without calls.
 FREE_FOR_OTHERS = 1 / 16
 FREE_FOR_OTHERS_FROM = 4
 
 # An operator may resume a drained deployment at any moment, so calls that wait for it look again after this time.
 DRAINED_WAIT_MS = 5_000
 
-# Prefix of the name under which background work's part of a deployment's slots is shared, where it is less than all.
+# Prefix of the name of background work's part of a deployment's slots, if that is not all of them.
 BACKGROUND_SLOTS = "background:"
 
 # Headers that show that an answer reports its deployment's limits.
@@ -74,7 +75,7 @@ class RetryBudgetPolicy(msgspec.Struct, frozen=True):
     window_s: int = 60
 
 
-# Queued requests put no load on a server: the processor takes them at its own pace. So retries are not limited there.
+# Retries of queued requests are not limited: the processor takes requests at its own pace.
 QUEUED_RETRIES = RetryBudgetPolicy(retries_min=1_000_000)
 
 
@@ -85,16 +86,20 @@ class DeploymentPolicy(msgspec.Struct, frozen=True):
     throttle_backoff_ms: int = 1_000
     throttle_backoff_ms_max: int = 60_000
     attempts_grouped: int = 2
-    """An item that had so many attempts is sent alone where others share a call."""
+    """An item with this many attempts is sent alone, even if others share a call."""
     model_rest_ms_min: int = 5_000
     model_rest_ms_max: int = 300_000
     patience_ms: int = 2_000
-    """A call whose budget frees this soon waits for it here: putting it off would leave the budget unused for longer."""
+    """A call waits here for a budget that is free this soon, so that the budget is used early."""
 
 
 class DeploymentStatus(msgspec.Struct, frozen=True):
-    """The status of one deployment, for health pages and `doctor`. `open_for_ms` is how long its circuit has been open; None while it
-    is closed. `max_in_flight` is this process's share of its slots, `capacity` the number of calls that it takes from all processes."""
+    """The status of one deployment, for health pages and `doctor`.
+
+    - `open_for_ms` is how long its circuit has been open; None while it is closed.
+    - `max_in_flight` is this process's share of its slots.
+    - `capacity` is the number of calls that it takes from all processes.
+    """
 
     name: str
     url: str
@@ -118,21 +123,22 @@ class DeploymentStatus(msgspec.Struct, frozen=True):
     capacity: int = 0
 
 
-# A counted call: in which second, and whether as a retry. `undo` needs it.
+# A counted call: its second, and whether it is a retry. `undo` needs both.
 Attempt = tuple[int, bool]
 
 
 class RetryBudget:
-    """Allows retries up to a share of a deployment's first attempts over the last minute, and a few in any case.
+    """The retries of a deployment: a share of its first attempts in the last minute, and a few more.
 
-    Many retries would make it harder for a failing server to recover. Only a call that this same deployment failed before is a retry
-    here; one that comes from another deployment is a first attempt. A retry without budget does not fail, it is put off. The window
-    moves in whole seconds, rounded so that it never allows more than an exact one would.
+    Many retries would make it harder for a failing server to recover. Only a call that this same
+    deployment failed before is a retry here; one that comes from another deployment is a first
+    attempt. A retry without budget does not fail, it is put off. The window moves in whole seconds,
+    rounded so that it never allows more than an exact one.
     """
 
     def __init__(self, policy: RetryBudgetPolicy) -> None:
         self._policy = policy
-        # One bucket more than the window has seconds, because the oldest second is only partly inside it.
+        # One more bucket than seconds, because the oldest second is only partly inside the window.
         self._length = policy.window_s + 1
         self._firsts = [0] * self._length
         self._retries = [0] * self._length
@@ -149,7 +155,7 @@ class RetryBudget:
         return self._retry_sum < self._policy.retries_min + int(firsts * self._policy.share)
 
     def attempts(self, now_ms: float) -> int:
-        """Return how many calls were counted in the window."""
+        """Return the number of calls in the window."""
         second = int(now_ms // 1000)
         if second != self._second:
             self._move_to(second)
@@ -193,7 +199,7 @@ class RetryBudget:
 
 
 class DeploymentState:
-    """The state of one deployment. `is_alone` means that there are no other processes, so that this process has all slots."""
+    """The state of one deployment. With `is_alone` no other process exists, and this one has all slots."""
 
     def __init__(
         self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy, *, is_alone: bool
@@ -227,7 +233,7 @@ class DeploymentState:
         self.answered = self._ended = 0
         self.failures: Counter[str] = Counter()
         self.last_failure = ""
-        # The error code of the last failure, for calls that are refused while the circuit is open; empty where the server was not reached.
+        # The error code of calls while the circuit is open; empty if the server was not reached.
         self.failure_code = ""
         self._probes = 0
         self._policy = policy
@@ -242,7 +248,7 @@ class DeploymentState:
         self.update(deployment, line, control)
 
     def update(self, deployment: Deployment, line: Client, control: Client) -> None:
-        """Take over new terms for the same server: its calls in flight and what was learned of it stay."""
+        """Take over new terms for the same server; its calls and what was learned of it stay."""
         if deployment.refresh_count != self.deployment.refresh_count:
             self._try_at_once()
         self.deployment = deployment
@@ -287,7 +293,7 @@ class DeploymentState:
         return url
 
     def total_s(self, endpoint: str) -> float:
-        """Return how long a whole call may take there. A call for several items has as long as a call for one."""
+        """Return how long a whole call may take there, for one item or several."""
         total_s = self._totals_s.get(endpoint)
         if total_s is None:
             total_s = self._totals_s[endpoint] = self.deployment.total_s(endpoint.removesuffix("/batch"))
@@ -307,12 +313,12 @@ class DeploymentState:
         return self._probes
 
     def ready_at_ms(self) -> float:
-        """The moment from which a call may be sent here; in the past when it may be sent now."""
+        """Return the moment from which a call may be sent here; a past one means now."""
         at_ms = max(self.rests_until_ms, self.breaker.ready_at_ms)
         return at_ms if self.quota is None else max(at_ms, self.quota.opens_at_ms())
 
     def rest_ends_ms(self, now_ms: float) -> float:
-        """The moment until which calls that wait for this deployment had better go elsewhere."""
+        """Return the moment until which calls that wait for this deployment should go elsewhere."""
         if self.deployment.is_drained:
             return now_ms + DRAINED_WAIT_MS
         if not self.breaker.is_open or self.breaker.state is not BreakerState.PAUSED:
@@ -321,7 +327,7 @@ class DeploymentState:
         return max(self.rests_until_ms, paused_until_ms, self.quota_opens_at_ms())
 
     def ready_in_ms(self, now_ms: float) -> int:
-        """Return how long it is until a call may be sent here, as far as is known; 0 when it may be sent now."""
+        """Return the known wait until a call may be sent here; 0 if it may be sent now."""
         if self.deployment.is_drained:
             return DRAINED_WAIT_MS
         return max(0, math.ceil(self.ready_at_ms() - now_ms))
@@ -351,8 +357,8 @@ class DeploymentState:
             if self.interactive_waiting:
                 free -= self.interactive_waiting.total()
             if self._users_until_ms > now_ms:
-                # Even of a small share one slot is left to background work. Its own share is below the cap, so that some slot stays
-                # free in one of the processes.
+                # Even of a small share one slot is left to background work. Its own share is below
+                # the cap, so that some slot stays free in one of the processes.
                 free -= min(self._free_for_users, max(0, self.slots.share - 1))
             if self.background_slots is not None:
                 free = min(free, self.background_slots.share - self.in_flight)
@@ -379,7 +385,7 @@ class DeploymentState:
         return all(self._interactive_owners[other] >= mine for other in self.interactive_waiting)
 
     def can_take(self, tokens: int) -> bool:
-        """Return whether so many more tokens fit here; a call alone always does."""
+        """Return whether this many more tokens fit here; a call alone always fits."""
         return not self.tokens_in_flight or self.tokens_in_flight + tokens <= self.tokens_max
 
     def load(self) -> float:
@@ -435,7 +441,7 @@ class DeploymentState:
         return Users(self.interactive_in_flight + waiting, self.interactive_awaiting + waiting)
 
     def begin_wait(self, owner: str | None) -> None:
-        """Note that a call waits for a slot here: an interactive one of this owner, or a background call where it is None."""
+        """Note that a call waits for a slot here: an interactive one, or with None a background one."""
         if owner is None:
             self.waiting += 1
         else:
@@ -457,7 +463,7 @@ class DeploymentState:
         self.expecting -= 1
 
     def add_tokens(self, tokens: int) -> None:
-        """Add so many tokens to those in flight here; a negative number removes them."""
+        """Add these tokens to those in flight here; a negative number removes them."""
         self.tokens_in_flight += tokens
 
     # This process's share of the deployment.
@@ -489,7 +495,7 @@ class DeploymentState:
             self.background_slots.note_asked()
 
     def own_slots(self, now_ms: float) -> list[Slots]:
-        """Return the slots of which this process needs a share."""
+        """Return the kinds of slots that this process needs a share of."""
         kept = self._free_for_users if self.counts_interactive and self._users_until_ms > now_ms else 0
         self.slots.keep_spare(kept)
         if self.background_slots is None:
@@ -499,7 +505,7 @@ class DeploymentState:
         return [self.slots, self.background_slots]
 
     def has_share(self) -> None:
-        """Set this process's part of the deployment's tokens in flight in proportion to its share of slots."""
+        """Set this process's part of the deployment's tokens in flight, by its share of slots."""
         deployment = self.deployment
         if deployment.tokens_in_flight_max:
             slots = self.slots if self.background_slots is None else self.background_slots
@@ -508,14 +514,14 @@ class DeploymentState:
     # What the deployment reports about itself.
 
     def count_sent(self, tokens: int) -> int:
-        """Count a call that goes out and may take so many tokens. Return its number: the quota in its answer covers only calls up to it."""
+        """Count a call that goes out; return its number. Its answer's quota covers calls up to it."""
         self._sent += 1
         if self.quota is not None:
             self.quota.count(tokens)
         return self._sent
 
     def note_quota(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
-        """Note the quota that is reported as left by the answer to the call with this number, which takes about so many tokens."""
+        """Note the quota left by the answer to the call of this number, which takes about `tokens`."""
         if left.requests is None and left.tokens is None:
             return
         if self.quota is None:
@@ -523,7 +529,7 @@ class DeploymentState:
         self.quota.note(left, self._sent - number, tokens, now_ms)
 
     def quota_opens_at_ms(self, tokens: int = 1) -> float:
-        """The moment from which the quota lets a call with so many tokens go; 0 where no quota is known."""
+        """Return the moment from which the known quota allows a call with these tokens, or 0."""
         return 0.0 if self.quota is None else self.quota.opens_at_ms(tokens)
 
     def note_empty(self, *, is_empty: bool) -> None:
@@ -531,7 +537,7 @@ class DeploymentState:
         self.is_empty = is_empty
 
     def note_limits(self, note_limits: RateLimitHeaders, now_ms: float) -> bool:
-        """Note the limits that the deployment reported; return True when they are new."""
+        """Note the limits that the deployment reported; return True if they are new."""
         if note_limits.empty_for_ms:
             self._rest(note_limits.empty_for_ms, now_ms)
         if note_limits.requests is None and note_limits.tokens is None:
@@ -563,7 +569,7 @@ class DeploymentState:
     # What is learned from calls.
 
     def succeeded(self) -> bool:
-        """Note an answer. Return True when it closed the circuit."""
+        """Note an answer. Return True if it closed the circuit."""
         self.answered += 1
         self._ended += 1
         self._throttled_in_a_row = 0
@@ -571,7 +577,7 @@ class DeploymentState:
         return not self.breaker.is_calm and self.breaker.succeeded()
 
     def failed(self, error: UpstreamError, idempotency_key: str, now_ms: float, jitter: float) -> bool:
-        """Learn from a failure. Return True when it opened the circuit."""
+        """Learn from a failure. Return True if it opened the circuit."""
         self._ended += 1
         self.failures[error.reason] += 1
         self.last_failure = error.message
@@ -601,7 +607,7 @@ class DeploymentState:
         self.rests_until_ms = max(self.rests_until_ms, until_ms)
 
     def has_failed(self, idempotency_key: str) -> bool:
-        """Return whether this same call was tried here and may have been billed: another deployment may be able to answer it."""
+        """Return whether this same call failed here, where it may have been billed."""
         return idempotency_key in self._failed_calls
 
     def has_failed_lately(self, now_ms: float) -> bool:
@@ -609,8 +615,7 @@ class DeploymentState:
         return now_ms - self._failed_at_ms < self._policy.retry_budget.window_s * 1000
 
     def blames_the_request(self, idempotency_key: str) -> bool:
-        """Return whether a second 403 to this same call must be about the call, because our key has worked for other calls since the
-        first."""
+        """Return whether our key worked since this call's first 403: then a second is about the call."""
         answered_then = self._forbidden.get(idempotency_key)
         return answered_then is not None and answered_then < self.answered
 
@@ -657,8 +662,10 @@ class DeploymentState:
             self.breaker.succeeded()
 
     def _refused(self, retry_after_ms: int | None, idempotency_key: str, now_ms: float, jitter: float) -> None:
-        """Put this call off for as long as the deployment asked. The whole deployment rests when it refuses many calls, or has nothing
-        left."""
+        """Put this call off for as long as the deployment asked.
+
+        The whole deployment rests if it refuses many calls, or reports that no quota is left.
+        """
         if retry_after_ms is None:
             doubled = self._policy.throttle_backoff_ms * 2 ** min(self._throttled_in_a_row, 20)
             bound = min(doubled, self._policy.throttle_backoff_ms_max)

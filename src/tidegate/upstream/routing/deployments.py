@@ -17,8 +17,10 @@ from tidegate.upstream.tide.tides import DeploymentTide, tide_terms
 
 
 class Deployments(dict[str, DeploymentState]):
-    """Deployment states by the deployment's name. `is_alone` means that this process has all slots of each. `tide_for` makes a
-    deployment's tide."""
+    """Deployment states by the deployment's name.
+
+    With `is_alone` this process has all slots of each. `tide_for` makes a deployment's tide.
+    """
 
     def __init__(
         self,
@@ -39,17 +41,17 @@ class Deployments(dict[str, DeploymentState]):
         self._clock = clock
         self._tide_for = tide_for
         self._is_alone = is_alone
-        # Deployments that are gone and still have calls in flight; nothing more begins there.
+        # Deployments that are gone but have calls in flight; no call begins there.
         self._leaving: list[DeploymentState] = []
-        # True when items share calls at one of the deployments.
+        # True if items share calls at one of the deployments.
         self.is_grouping = False
         # Returns how many more calls fit under the process's connection ceiling.
         self.spare_calls = transport.free_slots
 
     def serve(self, deployments: Iterable[Deployment]) -> dict[str, str]:
-        """Keep one state for each of these deployments. Those that cannot be used are left out and returned, each with the reason.
+        """Keep one state for each of these deployments; return the reasons for unusable ones by name.
 
-        Nothing changes before the clients of all deployments are made.
+        No state changes before the clients of all deployments are made.
         """
         kept: dict[str, DeploymentState] = {}
         changed: list[tuple[DeploymentState, Deployment, Client, Client]] = []
@@ -70,7 +72,8 @@ class Deployments(dict[str, DeploymentState]):
                         kept[name] = state
                     continue
                 if state is None or not state.deployment.is_same_server(deployment):
-                    # Calls in flight at the earlier server end there, and say nothing about the new one.
+                    # Calls in flight at the earlier server end there, and do not count for the new
+                    # one.
                     state = DeploymentState(deployment, line, control, self._policy, is_alone=self._is_alone)
                     state.tide = self._tide_for(deployment, control, state)
                 changed.append((state, deployment, line, control))
@@ -96,7 +99,10 @@ class Deployments(dict[str, DeploymentState]):
         return [slots for state in shared for slots in state.own_slots(now_ms)]
 
     def leaving_slots(self) -> Iterable[Slots]:
-        """Return the slots of deployments that are gone; they are held until their calls have ended."""
+        """Return the slots of deployments that are gone.
+
+        They are kept until their calls have ended.
+        """
         leaving = self._leaving
         self._leaving = [state for state in leaving if state.slots.in_flight]
         return [slots for state in leaving for slots in state.own_slots(math.inf)]
@@ -106,7 +112,7 @@ class Deployments(dict[str, DeploymentState]):
             state.has_share()
 
     def calls_in_flight(self) -> int:
-        """Return how many background calls this process has out."""
+        """Return how many background calls this process has in flight."""
         return sum(state.in_flight for state in self.values())
 
     def tides(self) -> list[DeploymentTide]:

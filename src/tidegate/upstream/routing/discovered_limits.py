@@ -1,6 +1,7 @@
-"""Keep the limits that deployments reported, and read what other processes and earlier starts learned.
+"""The limits that deployments reported, shared with other processes and kept for later starts.
 
-Only news is written, soon and in the background: a lost note costs a few refused calls, never a wrong one. Nothing is decided here.
+Only changes are written, soon and in the background. A lost note costs a few refused calls, never a
+wrong one. This module decides nothing.
 """
 
 import asyncio

@@ -1,12 +1,11 @@
-"""The health of a deployment: whether its circuit is open, and which calls it refused. Until something fails, none of this is looked at.
+"""The health of a deployment: whether its circuit is open, and which calls it refused.
 
-A `Breaker` stops the calls to a server that fails. While it is open, one call in each probe interval may go through, for as long as it
-takes, and any success closes it.
+- A `Breaker` stops the calls to a server that fails. While it is open, one call in each probe
+  interval may go through, however long it takes, and any success closes it.
+- `Refusals` are 429s, and other failures with a Retry-After. They know how long each refused call
+  waits. One refusal is about one call; after a share of the last calls the whole deployment rests.
 
-`Refusals` are 429s, and other failures with a Retry-After. They hold until when each refused call waits, and tell when there are so
-many that the whole deployment rests: one refusal is about one call, a share of the last calls is about the deployment.
-
-Time is an argument, in the clock's monotonic milliseconds; nothing here waits, logs or calls.
+Time is an argument, in the clock's monotonic milliseconds. This module does not wait, log or call.
 """
 
 from collections import OrderedDict, deque
@@ -17,7 +16,7 @@ import msgspec
 
 LAST_CALLS = 100
 
-# When so large a share of the last calls was refused, the whole deployment rests.
+# If this share of the last calls was refused, the whole deployment rests.
 HEAVY_SHARE = 0.05
 WAITING_MAX = 10_000
 
@@ -30,7 +29,10 @@ class BreakerState(StrEnum):
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True):
-    """The rules of a breaker: it opens after so many failures in a row, or at a share of failures over enough calls in one window."""
+    """The rules of a breaker.
+
+    It opens after failures in a row, or at a share of failures over enough calls in a window.
+    """
 
     consecutive_failures_max: int = 5
     failure_share_max: float = 0.5
@@ -41,9 +43,13 @@ class BreakerPolicy(msgspec.Struct, frozen=True):
 
 
 class Breaker:
-    """The breaker of one deployment. `is_open`, `opened_at_ms`, `ready_at_ms` and `is_calm` are for reading. From `ready_at_ms` on a
-    call may go through; it is 0 while the breaker is closed. While `is_calm`, nothing has failed since the breaker was made or closed,
-    and successes need not be reported."""
+    """The breaker of one deployment.
+
+    - `is_open`, `opened_at_ms`, `ready_at_ms` and `is_calm` are for reading.
+    - From `ready_at_ms` on a call may go through; it is 0 while the breaker is closed.
+    - While `is_calm`, no call has failed since the breaker was made or closed, and successes need
+      not be reported.
+    """
 
     def __init__(self, policy: BreakerPolicy) -> None:
         self.is_open = False
@@ -51,7 +57,7 @@ class Breaker:
         self.ready_at_ms = 0.0
         self.opened_at_ms = 0.0
         self._policy = policy
-        # True when a separate probe was answered: then a user's call may go through, too.
+        # True if a separate probe was answered. Then a user's call may go through too.
         self.has_answered = False
         self._paused = False
         self._probes_in_flight = 0
@@ -70,11 +76,14 @@ class Breaker:
 
     @property
     def is_paused(self) -> bool:
-        """True while the breaker is open because our key was rejected, also while a probe is out."""
+        """Return whether the breaker is open because our key was rejected, even during a probe."""
         return self.is_open and self._paused
 
     def begin_probe(self, now_ms: float) -> None:
-        """Make this call the probe of its interval: the next may come one interval later, whether this one has ended or not."""
+        """Make this call the probe of its interval.
+
+        The next may come one interval later in any case.
+        """
         self.ready_at_ms = now_ms + self._interval_ms()
         self.has_answered = False
         self._probes_in_flight += 1
@@ -91,7 +100,7 @@ class Breaker:
         self._probes_in_flight -= 1
 
     def succeeded(self) -> bool:
-        """Note that the deployment answered. Return True when this closed the breaker."""
+        """Note that the deployment answered. Return True if this closed the breaker."""
         self._consecutive = 0
         self._answered += 1
         if not self.is_open:
@@ -102,7 +111,7 @@ class Breaker:
         return True
 
     def failed(self, now_ms: float) -> bool:
-        """Note that the deployment failed. Return True when this opened the breaker."""
+        """Note that the deployment failed. Return True if this opened the breaker."""
         policy = self._policy
         if self.is_calm or now_ms - self._window_from_ms > policy.share_window_ms:
             # The window begins with a failure, so that earlier successes do not delay the breaker.
@@ -124,8 +133,10 @@ class Breaker:
         return True
 
     def key_rejected(self, now_ms: float) -> bool:
-        """Open the breaker because our key was refused. Only a person can fix that, so probes are rarer. Return True when this paused
-        the deployment."""
+        """Open the breaker because our key was refused. Return True if this paused the deployment.
+
+        Only a person can fix a key, so probes are rarer.
+        """
         newly = not self._paused
         if newly:
             self.opened_at_ms = now_ms
@@ -139,7 +150,10 @@ class Breaker:
 
 
 class Refusals:
-    """The refused calls of one deployment. `waiting` holds until when each of them waits, by their keys: for reading."""
+    """The refused calls of one deployment.
+
+    `waiting` has, for reading, the end of each call's wait by its key.
+    """
 
     def __init__(self) -> None:
         # The numbers of the refused calls among those that ended.
@@ -147,8 +161,11 @@ class Refusals:
         self.waiting: OrderedDict[str, float] = OrderedDict()
 
     def refused(self, idempotency_key: str, until_ms: float, ended: int) -> float:
-        """Note that a call was refused until this moment, the last of `ended` calls; a longer wait of the same call wins. When too many
-        calls wait, the oldest are forgotten: return until when those wait, or 0 when there are none."""
+        """Note that a call, the last of `ended` calls, was refused until this moment.
+
+        A longer wait of the same call wins. If too many calls wait, the oldest are forgotten.
+        Return the end of the forgotten waits; 0 if there are none.
+        """
         self._refused.append(ended)
         waiting = self.waiting
         waiting[idempotency_key] = max(until_ms, waiting.get(idempotency_key, 0.0))
@@ -159,17 +176,19 @@ class Refusals:
         return forgotten_ms
 
     def pass_on(self, idempotency_key: str, others: Iterable[str]) -> None:
-        """Let these calls wait as long as a refused call in which they were sent together."""
+        """Let these calls wait as long as the refused call that they shared."""
         until_ms = self.waiting.get(idempotency_key)
         if until_ms is not None:
             self.waiting.update(dict.fromkeys(others, until_ms))
 
     def are_heavy(self, ended: int, in_flight: int) -> bool:
-        """Return whether the deployment refused 5 % or more of the last 100 calls. Calls in flight count too, because a refusal comes
-        at once and answers take longer."""
+        """Return whether the deployment refused 5 % or more of the last 100 calls.
+
+        Calls in flight count too, because a refusal comes at once but an answer takes longer.
+        """
         lately = sum(number > ended - LAST_CALLS for number in self._refused)
         return lately >= HEAVY_SHARE * min(ended + in_flight, LAST_CALLS)
 
     def waits_until_ms(self, idempotency_key: str) -> float:
-        """The moment until which this call must not go to this deployment; 0 when it was never refused there."""
+        """Return the moment until which this call must not go here; 0 if it was never refused."""
         return self.waiting.get(idempotency_key, 0.0)

@@ -1,8 +1,10 @@
 """The calls that a key, a user or a tenant may have at once; over all processes they never exceed the cap.
 
-A call takes a slot right before a deployment is looked for, and gives it back however it ends. A few calls wait here, so that no slot
-stays idle; the others are put off, because a waiting call takes the place of one that could go. This module knows no deployment and no
-budget.
+- A call takes a slot right before a deployment is looked for, and always gives it back at its end.
+- A few calls wait here, so that no slot stays idle. The others are put off, because a waiting call
+  takes the place of one that could go.
+
+This module knows no deployment and no budget.
 """
 
 import asyncio
@@ -32,11 +34,11 @@ class _NamedSlots(Slots):
         self.line = WaitLine()
 
     def wanted(self) -> int:
-        """Return how many slots are needed now. A key that sends nothing needs none, so they go to others."""
+        """Return how many slots are needed now. A key without calls needs none."""
         return min(self.in_flight + len(self.line), self.cap)
 
     def call_waiting(self) -> None:
-        """Give a turn for each free slot, to the calls that have waited longest."""
+        """Give turns for the free slots to the calls that have waited longest."""
         for _ in range(self.free):
             if not self.line.call_first():
                 return
@@ -49,7 +51,7 @@ class KeySlots:
         self._names: dict[str, _NamedSlots] = {}
 
     async def take_slots(self, wanted: Wanted) -> "TakenKeySlots":
-        """Take a slot of each of these names; raise Withheld when one of them has none in time."""
+        """Take a slot of each of these names; raise Withheld if one of them has none in time."""
         end_s = asyncio.get_running_loop().time() + WAIT_S
         try:
             while (lacking := self._lacking(wanted)) is not None:
@@ -70,8 +72,11 @@ class KeySlots:
         self._forget_unused(wanted)
 
     def _forget_unused(self, wanted: Wanted) -> None:
-        """Forget these names where nothing is in flight or waits, because callers choose the names of users and could fill the table.
-        Shared slots are forgotten when their share is gone."""
+        """Forget those of these names that have no call in flight or waiting.
+
+        Callers choose the names of users and could fill the table. Shared slots are forgotten when
+        their share is gone.
+        """
         if not self._demand.is_alone:
             return
         for name, _ in wanted:
@@ -129,8 +134,10 @@ class KeySlots:
 
 
 class TakenKeySlots:
-    """The slots that one call took, to be given back once. From `until_ms` on they may belong to another process, and no call begins on
-    them."""
+    """The slots that one call took, to be given back once.
+
+    From `until_ms` on they may belong to another process, and no call begins on them.
+    """
 
     __slots__ = ("_slots", "_wanted", "until_ms")
 

@@ -1,7 +1,11 @@
-"""Hints about a call, for the engine or router that gets it: a field of its body, a few headers, the upstream's name of its model.
+"""Hints about a call for the engine or router that gets it, and the upstream's name of its model.
 
-Bodies are the callers' bytes. The field is put in front of them without parsing the body. Only a call whose model has another name
-upstream is built again, with the original bytes of every other value. Tenants can be distinguished, but are never named.
+The hints are a field of the body and headers.
+
+- The field is put in front of the caller's bytes without parsing the body.
+- Only a call whose model has another name upstream is built again, with the original bytes of all
+  other values.
+- Headers distinguish tenants but never name them.
 """
 
 from hashlib import blake2b
@@ -17,7 +21,10 @@ NAMES_MAX = 4_096
 
 
 class PriorityHints:
-    """The hints for one deployment. `is_silent` is true when there are none, so that most calls skip this."""
+    """The hints for one deployment.
+
+    Without hints `is_silent` is true, so that most calls skip this.
+    """
 
     def __init__(self, deployment: Deployment) -> None:
         self._hints = hints = deployment.hints
@@ -55,7 +62,7 @@ class PriorityHints:
         return lines
 
     def _name_of(self, text: str) -> bytes:
-        """Return a name that is different for each text and reveals nothing else of it, and that fits into a header."""
+        """Return a name for a header that differs for each text but does not reveal it."""
         name = self._names.get(text)
         if name is None:
             if len(self._names) >= NAMES_MAX:

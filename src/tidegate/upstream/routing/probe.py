@@ -1,7 +1,8 @@
 """Two cheap questions to a deployment, over the control client: does it answer, and which models does it serve?
 
-The first saves items: while a breaker is open, a server that does not even answer `GET /models` gets no item that would fail. The
-second is for `doctor` and for `/v1/models`. Neither counts as a call, and neither changes a deployment's health by itself.
+The first saves items: while a breaker is open, a server that does not even answer `GET /models`
+gets no item that would fail. The second is for `doctor` and for `/v1/models`. Neither counts as a
+call, and neither changes a deployment's health by itself.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from tidegate.upstream.routing.deployment_state import FAILING, DeploymentState
 PROBE_TIMEOUT_S = 5.0
 MODELS_ENDPOINT = "/v1/models"
 
-# Probes and questions of `doctor` have a few connections of their own, so that a full pool cannot make a server look unhealthy.
+# Probes and questions of `doctor` have separate connections, so that a full pool cannot make a
+# server look unhealthy.
 CONTROL_LIMITS = HttpLimits(
     connect_timeout_s=5,
     read_timeout_s=5,
@@ -31,7 +33,7 @@ CONTROL_LIMITS = HttpLimits(
     response_bytes_max=1024 * 1024,
 )
 
-# What a server reports of a model is shown to callers, so longer or larger values than make sense are dropped.
+# Callers see a server's report of a model, so values that are too long or too large are dropped.
 COUNT_MAX = 200_000_000_000
 WORDS_CHARS_MAX = 255
 
@@ -40,7 +42,7 @@ UNANNOUNCED_EVERY = 12
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A server's report of a model beside its name; 0 and empty where it reports nothing usable."""
+    """A server's report of a model beside its name; 0 or empty if it reports no usable value."""
 
     created_s: int = 0
     owned_by: str = ""
@@ -48,7 +50,7 @@ class Listed(msgspec.Struct, frozen=True):
     context_tokens: int = 0
 
     def beside(self, other: "Listed") -> "Listed":
-        """Combine with the report of another server for the same model; the smaller context holds."""
+        """Return this report combined with another one of the model; the smaller context counts."""
         contexts = [one.context_tokens for one in (self, other) if one.context_tokens]
         return Listed(
             self.created_s or other.created_s,
@@ -59,9 +61,9 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """A deployment's answer to `GET /models`. `message` says what to do when it is not healthy.
+    """A deployment's answer to `GET /models`. `message` says what to do if it is not healthy.
 
-    Without `is_whole` there are more models than it listed. `leads_to` is where a redirect points.
+    If `is_whole` is false there are more models than it listed. `leads_to` is a redirect's target.
     """
 
     deployment: str
@@ -76,7 +78,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class _Model(msgspec.Struct):
-    """A model as OpenAI and Anthropic describe it, with what vLLM and SGLang add; values of the wrong type are passed over."""
+    """A model as OpenAI, Anthropic, vLLM and SGLang list it; values of a wrong type are ignored."""
 
     id: str
     created: object = None
@@ -92,7 +94,7 @@ class _Models(msgspec.Struct):
 
 
 async def probe(state: DeploymentState) -> None:
-    """Raise Unavailable when the server is plainly not there, so that the item that was to be the probe is not used up."""
+    """Raise Unavailable if the server is clearly not there, so that no item serves as the probe."""
     if state.count_probe() % UNANNOUNCED_EVERY == 0:
         return
     try:
@@ -117,7 +119,7 @@ class SideProbes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def ask(self, state: DeploymentState) -> None:
-        """Ask once while calls go on; the answer shows in the deployment's breaker."""
+        """Ask once while calls go on; the deployment's breaker gets the answer."""
         name = state.deployment.name
         if name not in self._tasks:
             self._tasks[name] = task = asyncio.create_task(self._ask(state))
@@ -127,7 +129,7 @@ class SideProbes:
         try:
             await probe(state)
         except Unavailable:
-            # Asked again one interval later.
+            # The next question comes one interval later.
             state.breaker.begin_probe(self._clock.monotonic_ms())
             state.breaker.end_probe()
         else:

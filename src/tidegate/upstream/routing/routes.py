@@ -1,9 +1,13 @@
 """The route of a name: its deployments, the budgets that bind calls there, and the deployment that a prefix sticks to.
 
-A name is a model's or a resource's. A resource's limit replaces the deployment's for the period that it names, and is then one budget
-of the resource over all of its deployments. For other periods the resource shares the deployment's limits with all callers. Limits that
-a deployment reports bind all callers. Deployments of a later `order` and a resource's fallbacks are routes of their own, the fallbacks
-with their own budgets. This module sends nothing and asks no other part.
+- A name is a model's or a resource's.
+- A resource's limit replaces the deployment's limit of the same period, and is one budget over all
+  of the resource's deployments. Limits of other periods bind all callers of a deployment together.
+- Limits that a deployment reports bind all callers.
+- Deployments of a later `order`, and a resource's fallbacks, are separate routes. The fallbacks
+  have their own budgets.
+
+This module sends nothing and asks no other part.
 """
 
 import math
@@ -17,7 +21,8 @@ from tidegate.core.nouns import Call
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.priority_hints import renamed
 
-# A prefix stays at a deployment until that has this much more than its part: a warm cache is worth a short queue.
+# A prefix stays at a deployment with up to this multiple of its part: a warm cache is worth a short
+# queue.
 STICKY_LOAD_MAX = 1.25
 
 # A fallback's name (empty for the route's own), and the `order` of its deployments.
@@ -25,11 +30,12 @@ Place = tuple[str, int]
 
 
 class NameRoute:
-    """The deployments of a name. They may change while calls are out: a waiting call sees the current ones. After them come its
-    `fallbacks`.
+    """The deployments of a name, and its `fallbacks` after them.
 
-    `model` is the model that a resource's name leads to, empty where the name is a model's own. `total_timeout_s` is how long a whole
-    call for this name may take; None where the deployment says it.
+    - They may change while calls are in flight, and a waiting call sees the current ones.
+    - `model` is the model that a resource's name leads to; empty if the name is a model's own.
+    - `total_timeout_s` is how long a whole call for this name may take; None if the deployment
+      decides that.
     """
 
     def __init__(self, states: Sequence[DeploymentState] = (), resource: Resource | None = None) -> None:
@@ -51,7 +57,10 @@ class NameRoute:
     def assign(
         self, states: Sequence[DeploymentState], resource: Resource | None = None, *, is_fallback: bool = False
     ) -> None:
-        """Lead to these deployments from now on. A call by a resource's name is sent under the model's own name."""
+        """Lead to these deployments from now on.
+
+        A call to a resource is sent under the model's own name.
+        """
         self.states = [state for state in states if state.deployment.takes_background]
         self.interactive_states = [state for state in states if state.deployment.takes_interactive]
         self.queued_states = [state for state in self.states if state.queued_line is not None]
@@ -90,11 +99,11 @@ class NameRoute:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """Sum up what every call asks: whether background, flex and interactive calls lead anywhere, fallbacks included; whether a call
-        goes straight to one deployment; and whether all engines take one shape.
+        """Compute the flags that every call reads.
 
-        A call goes straight where no fallbacks follow and it can wait in no more than one queue. A failover between engines of
-        different shapes needs another translation.
+        - Background, flex and interactive calls may each have a deployment, fallbacks included.
+        - A call is direct if the route has no fallbacks and the call can wait in at most one queue.
+        - All engines may take the same shape. Otherwise a failover needs another translation.
         """
         ways = (self, *self.fallbacks)
         engines = {state.deployment.engine for one in ways for state in (*one.states, *one.interactive_states)}
@@ -106,13 +115,16 @@ class NameRoute:
         self.is_direct = not self.fallbacks and not (self.queued_states and len(self.states) > 1)
 
     def ways(self, models: frozenset[str]) -> "tuple[NameRoute, ...]":
-        """Return this route and then its fallbacks, only those that lead to one of these models; all when no models are given."""
+        """Return this route and its fallbacks.
+
+        If models are given, other models' fallbacks are left out.
+        """
         if not models:
             return (self, *self.fallbacks)
         return (self, *(one for one in self.fallbacks if not one.model or one.model in models))
 
     def has_failed(self, call: Call) -> bool:
-        """Return whether every deployment of this route failed this call before."""
+        """Return whether all deployments of this route failed this call before."""
         return bool(self.states) and all(state.has_failed(call.idempotency_key) for state in self.states)
 
     def body(self, state: DeploymentState, body: bytes) -> bytes:
@@ -150,7 +162,8 @@ class Routes(dict[str, NameRoute]):
     def is_retry(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
         """Return whether this deployment failed this call before. A failover from another deployment is a first attempt here.
 
-        A call whose failures another process saw counts as a retry where it has no other deployment, or where calls failed lately.
+        If only another process saw this call fail, it counts as a retry if it has no other
+        deployment, or if calls failed here lately.
         """
         if not call.attempt_count:
             return False
@@ -170,12 +183,14 @@ class Routes(dict[str, NameRoute]):
         return (*self.values(), self.other)
 
     def names(self) -> list[str]:
-        """Return every name that leads to a deployment."""
+        """Return all names that lead to a deployment."""
         return [name for name, route in self.items() if route.states or route.interactive_states]
 
     def assign(self, states: Iterable[DeploymentState], resources: Iterable[Resource]) -> dict[str, str]:
-        """Assign deployments to every name from now on; a name that is gone leads nowhere. Return the resources that lead nowhere, each
-        with the reason."""
+        """Assign deployments to all names from now on. A name that is gone leads nowhere.
+
+        Return the resources that lead nowhere, each with the reason.
+        """
         by_model: dict[str, list[DeploymentState]] = {}
         for_any: list[DeploymentState] = []
         for state in states:
@@ -226,7 +241,7 @@ def _lead_in_order(
 
 
 def stick(fit: Sequence[DeploymentState], group: str) -> DeploymentState | None:
-    """Return the deployment that a prefix's calls go to, the same one in every process, or the next where it has too much already."""
+    """Return the deployment for a prefix's calls, the same in all processes, or the next if it is busy."""
     weights = sum(state.weight for state in fit)
     calls = sum(state.in_flight for state in fit) + 1
     ranked = sorted(fit, key=lambda state: _rank(state, group))
@@ -237,6 +252,9 @@ def stick(fit: Sequence[DeploymentState], group: str) -> DeploymentState | None:
 
 
 def _rank(state: DeploymentState, group: str) -> float:
-    """Rank by rendezvous hashing with weights: a deployment that comes or goes moves only its own part of the prefixes."""
+    """Return a rank by weighted rendezvous hashing.
+
+    A deployment that comes or goes moves only its own part of the prefixes.
+    """
     digest = blake2b(f"{state.deployment.name}\0{group}".encode("utf-8", "replace"), digest_size=8).digest()
     return -math.log((int.from_bytes(digest) + 1) / 2**64) / state.weight

@@ -1,9 +1,12 @@
-"""The calls that this process may have in flight under a name; over all processes they never exceed the name's cap.
+"""The calls that a process may have in flight under a name; over all processes they keep its cap.
 
-A name stands for a deployment, a model, a key, or all calls. With the embedded store there is one process, and it has all slots. With
-several processes, a loop asks the Limits port for this process's share of each name: often while it needs more, twice a second
-otherwise. Before the first answer it has none. A share is kept while the store cannot be reached, until other processes may take this
-one for dead: then its slots are theirs. A call that was admitted before that moment checks it once more right before it is sent.
+- A name stands for a deployment, a model, a key, or all calls.
+- With the embedded store there is one process, and it has all slots.
+- With several processes, a loop asks the Limits port for this process's share of each name: often
+  while it needs more, twice a second otherwise. Before the first answer it has none.
+- While the store cannot be reached a share is kept, until other processes may take this one for
+  dead; then its slots are theirs. A call that was admitted earlier checks this right before it is
+  sent.
 """
 
 import asyncio
@@ -26,18 +29,23 @@ STEP_MAX = 4
 MODEL = "model:"
 GLOBAL = "global"
 
-# Slots that were asked for and that no call has looked at since are kept for so many rounds, at two a second.
+# Slots that were asked for, and that no call has looked at since, are kept for this many rounds, at
+# two a second.
 UNSEEN_ROUNDS_MAX = 30
 
 
 class Capacity(msgspec.Struct, frozen=True):
     """The limits and reports that processes share.
 
-    `limits` keeps the budgets. With `worker_id` slots are shared too: it returns the id of this process, and is called each time.
-    Without it this is the only process. `safe_until_ms` returns the monotonic moment until which the others surely count this process
-    as alive. `rests` shares rests that deployments asked for, `fleet` the calls that each process has out, and `notices` reports at
-    once how many of them are interactive. 0 and no entry mean no cap; `in_flight_max` holds for this process alone. Without
-    `runs_items` this process has no worker: its only background calls are flex calls.
+    - `limits` keeps the budgets.
+    - `worker_id` returns the id of this process, and is called each time. With it slots are shared
+      too; without it this is the only process.
+    - `safe_until_ms` returns the monotonic moment until which the others surely count this process
+      as alive.
+    - `rests` shares rests that deployments asked for, and `fleet` each process's calls in flight.
+    - `notices` reports changes of the interactive calls at once.
+    - 0 or no entry means no cap; `in_flight_max` holds for this process alone.
+    - Without `runs_items` this process has no worker: its only background calls are flex calls.
     """
 
     limits: Limits | None = None
@@ -54,7 +62,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Slots:
-    """The calls of one name: the cap over all processes, this process's share of it, and how many are in flight here."""
+    """The slots of one name: the cap over all processes, the share here, and the calls in flight here."""
 
     __slots__ = (
         "_unseen_rounds",
@@ -85,7 +93,7 @@ class Slots:
         return self.share - self.in_flight
 
     def set_cap(self, cap: int, *, is_alone: bool) -> None:
-        """Change the cap; where there is no other process, this one has all slots."""
+        """Change the cap; if there is no other process, this one has all slots."""
         self.cap = cap
         self.share = cap if is_alone else min(self.share, cap)
 
@@ -102,7 +110,7 @@ class Slots:
         self.is_seen = True
 
     def keep_spare(self, count: int) -> None:
-        """Ask for so many slots beside those in use, for calls that may come at any moment."""
+        """Ask for this many slots beside those in use, for calls that may come at any moment."""
         self.spare = count
 
     def count(self, in_flight: int) -> None:
@@ -119,9 +127,10 @@ class Slots:
         self.in_flight -= 1
 
     def wanted(self) -> int:
-        """Return how many slots are worth asking for: twice as many when there were too few, else a little more than were used."""
+        """Return how many slots to ask for: more if there were too few, else a few more than were used."""
         if self.is_short:
-            # Of a small cap, do not ask for all at once: another process may need some in the next moment.
+            # Do not ask for all slots of a small cap at once, because another process may need some
+            # soon.
             wanted = max(2 * self.share, self.in_flight + min(STEP_MAX, max(1, self.cap // 3)))
         elif self.highest:
             wanted = self.highest + self.highest // 4 + 1
@@ -130,7 +139,10 @@ class Slots:
         return min(max(wanted, self.in_flight + self.spare if self.spare else 0), self.cap)
 
     def let_go(self, wanted: int) -> int:
-        """Lower the share to what is wanted, but not below the calls in flight. Return how many may be in flight until the next share."""
+        """Lower the share to `wanted`, but not below the calls in flight.
+
+        Return how many calls may be in flight until the next share.
+        """
         self.share = min(self.share, max(wanted, self.in_flight))
         return max(self.share, self.in_flight)
 
@@ -139,7 +151,8 @@ class Slots:
         self.share = min(share, self.cap)
         self.highest = self.in_flight
         self.is_short = False
-        # A caller that asked looks again only at its next poll. Slots that came meanwhile are kept until then, or it would never find them.
+        # A caller that asked looks again only at its next poll, so slots that came meanwhile are
+        # kept until then.
         self._unseen_rounds = 0 if self.is_seen or not self.is_asked else self._unseen_rounds + 1
         if not 0 < self._unseen_rounds <= UNSEEN_ROUNDS_MAX:
             self.is_asked = False
@@ -154,14 +167,20 @@ class SlotOwner(Protocol):
         """Return the slots for which a share is asked now."""
 
     def leaving_slots(self) -> Iterable[Slots]:
-        """Return the slots on which no call begins any more: those in use stay held, the rest is given back."""
+        """Return the slots on which no call begins any more.
+
+        Those in use are kept, the others given back.
+        """
 
     def has_shares(self) -> None:
-        """Use the new shares, which every one of `slots` has now."""
+        """Use the new shares, which all of `slots` have now."""
 
 
 class ModelSlots:
-    """Background calls in flight by model and in all, for names that have a cap. The model's cap is checked before the one over all."""
+    """Background calls in flight, by model and in all, under their caps.
+
+    The model's cap is checked first.
+    """
 
     def __init__(self, model_max: Mapping[str, int], all_max: int, *, is_alone: bool) -> None:
         self._is_alone = is_alone
@@ -229,7 +248,10 @@ class ModelSlots:
 
 
 class RoomSignal:
-    """The signal that more calls may go than before. It wakes waiting calls and listeners. `line` is where calls wait: for reading."""
+    """The signal that more calls may go.
+
+    It wakes waiting calls and listeners; `line` is for reading.
+    """
 
     def __init__(self, line: WaitLine) -> None:
         self.line = line
@@ -239,7 +261,7 @@ class RoomSignal:
         self._listeners.append(tell)
 
     def wake(self) -> None:
-        """Let all waiting calls look again. The first in line may wait for another model than the one that has room."""
+        """Let all waiting calls look again, because the first may wait for a model without room."""
         if self.line.turns:
             self.line.call_all()
 
@@ -264,11 +286,11 @@ class SlotSeeker(Protocol):
 
 
 class SlotDemand:
-    """The notes of calls for the loop that shares slots: the slots that they found, and those that they lack. It also knows for which
-    life of this process the slots were given.
+    """The notes of calls for the loop that shares slots, and the incarnation that the slots belong to.
 
-    `worker_id` is called each time, because a process may begin a new life. Without it this is the only process, and it has all slots.
-    `safe_until_ms` returns the moment until which this life surely lasts.
+    `worker_id` is called each time, because a process may begin a new incarnation. Without it this
+    is the only process, and it has all slots. `safe_until_ms` returns the moment until which this
+    incarnation surely lasts.
     """
 
     def __init__(
@@ -286,7 +308,7 @@ class SlotDemand:
         self._urgent = asyncio.Event()
 
     def own_until_ms(self) -> float:
-        """The moment until which the slots at hand belong to this process; in the past when they were given to an earlier life."""
+        """Return the moment until which the slots are ours; a past one if another incarnation got them."""
         if self._worker_id is None:
             return math.inf
         return self._safe_until_ms() if self._given_to == self._worker_id() else -math.inf
@@ -322,7 +344,7 @@ class SlotDemand:
                 state.note_interactive_demand(owner)
 
     def hurry(self, *, is_urgent: bool = False) -> None:
-        """Note that a call was short of a slot; `is_urgent` when a user waits for its answer."""
+        """Note that a call lacks a slot; `is_urgent` if a user waits for its answer."""
         self._hurry.set()
         if is_urgent:
             self._urgent.set()
@@ -332,7 +354,7 @@ class SlotDemand:
         self._urgent.clear()
 
     async def wait(self, timeout_s: float, *, is_urgent: bool) -> None:
-        """Wait until a call is short of a slot, but at most `timeout_s`."""
+        """Wait until a call lacks a slot, but at most `timeout_s`."""
         event = self._urgent if is_urgent else self._hurry
         if event.is_set():
             return
@@ -346,7 +368,7 @@ class SlotDemand:
 class SlotSharing:
     """The loop that keeps this process's shares up to date.
 
-    `others` holds the rests that other processes report, which are obeyed in each round.
+    In each round it obeys the rests that other processes report (`others`).
     """
 
     def __init__(
@@ -385,14 +407,15 @@ class SlotSharing:
                 self._reached = False
             except Exception as error:
                 log.error("slots_crashed", kind=type(error).__name__)
-            # A process that is short asks again soon, as long as that brings more; otherwise it asks at a slow pace.
+            # A process that lacks slots asks again soon, as long as that brings more; otherwise it
+            # asks slowly.
             await asyncio.sleep(HURRY_S)
             if not grew:
                 await self._demand.wait(PERIOD_S - HURRY_S, is_urgent=True)
             await self._demand.wait(PERIOD_S, is_urgent=False)
 
     async def _ask(self) -> bool:
-        """Ask for shares. Return True when this brought more slots."""
+        """Ask for shares. Return True if this brought more slots."""
         wanted: dict[str, int] = {}
         in_use: dict[str, int] = {}
         caps: dict[str, int] = {}
@@ -406,7 +429,8 @@ class SlotSharing:
             wanted.setdefault(one.name, 0)
             in_use[one.name] = in_use.get(one.name, 0) + one.in_flight
         if not self._holds and not any(wanted.values()) and not any(in_use.values()):
-            # Nothing is wanted and nothing is held. An idle process asks nothing, so that its first call is served at once.
+            # An idle process, without slots and without need of any, does not ask, so that its
+            # first call is served at once.
             return True
         before = sum(one.share for one in asked)
         self._holds = True

@@ -1,7 +1,9 @@
-"""The request for the usage of streams, and which deployments accept it.
+"""The request for the usage of streams, and the deployments that accept it.
 
-A call that a server refuses because of the option is sent again without it, and the server gets no further requests with it while this
-process runs. Until a server has accepted the option once, any 400 or 422 may be about it; later only a refusal that names it.
+- A call that a server refuses because of the option is sent again without it, and the server gets
+  no further requests with it while this process runs.
+- Until a server has accepted the option once, any 400 or 422 may be about it; later only a refusal
+  that names it.
 """
 
 from collections.abc import Callable
@@ -15,7 +17,10 @@ _NAMES = (b"stream_options", b"include_usage")
 
 
 class Asking(NamedTuple):
-    """A request that asks for usage. `plain` makes the request without; `is_extra` is true when the caller did not ask."""
+    """A request that asks for usage.
+
+    `plain` makes it without the option; `is_extra`: the caller did not ask.
+    """
 
     body: bytes
     plain: Callable[[], bytes | None]
@@ -23,13 +28,13 @@ class Asking(NamedTuple):
 
 
 class UsageAsking:
-    """The memory of which deployments, by name and address, accept the option."""
+    """A memory of the deployments, by name and address, that accept the option."""
 
     def __init__(self) -> None:
         self._takes: dict[tuple[str, str], bool] = {}
 
     def request(self, state: DeploymentState, endpoint: str, body: bytes, *, is_translated: bool) -> Asking | None:
-        """Return a request that asks for the usage of this stream; None when the body stays as it is."""
+        """Return a request that asks for this stream's usage; None if the body stays as it is."""
         if endpoint not in ENDPOINTS:
             return None
         if is_translated:

@@ -1,1 +1,1 @@
-"""The tide of each deployment: collect signals, and bound the background calls of each deployment."""
+"""The tide of each deployment: it collects signals and bounds the deployment's background calls."""

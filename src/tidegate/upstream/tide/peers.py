@@ -1,8 +1,10 @@
-"""The calls that the other processes of an installation have at one deployment, as they reported them to the store and since then in
-notices.
+"""The calls of other processes at one deployment, as they report them to the store and in notices.
 
-The store is read twice a second and decides which processes are alive. A notice reports at once how many interactive calls one process
-has; it counts until a later row of that process is read. Ages decide which of the two is later, so no two processes compare clocks.
+- The store is read twice a second and decides which processes are alive.
+- A notice reports at once how many interactive calls one process has. It counts until a later row
+  of that process is read.
+- Ages decide which of the two is later, so processes never compare clocks.
+
 This module sends nothing.
 """
 
@@ -13,11 +15,14 @@ import msgspec
 
 from tidegate.core.ports import Clock, FleetReport, Present
 
-# How long a report of another process counts. Later, the process may be gone or the store out of reach.
+# A report of another process counts this long. After that the process may be gone or the store out
+# of reach.
 REPORT_VALID_MS = 3_000.0
-# How long notices go out after the last worker was seen: a worker that sends nothing for a moment is not gone.
+# Notices are sent for this long after the last worker was seen, because a worker may pause for a
+# moment.
 WORKERS_MS = 10_000.0
-# How long after its last interactive call a gateway counts: while it counts, silence means that no user is there.
+# A gateway counts this long after its last interactive call. While it counts, silence means that no
+# user is there.
 GATEWAY_MS = 600_000.0
 PEERS_MAX = 1_000
 COUNT_MAX = 1_000_000
@@ -42,7 +47,7 @@ class Notice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode_notices(process: str, users: Mapping[str, Users]) -> Iterator[str]:
-    """Return these users in as few notices as they fit into."""
+    """Yield these users in as few notices as possible."""
     some: dict[str, Users] = {}
     chars = 0
     for name, one in users.items():
@@ -57,7 +62,7 @@ def encode_notices(process: str, users: Mapping[str, Users]) -> Iterator[str]:
 
 
 def decode_notice(text: str) -> Notice | None:
-    """Return the notice; None for any other text, which anybody with access to the database could have sent."""
+    """Return the notice; None for any other text, because any user of the database can send one."""
     try:
         notice = msgspec.json.decode(text, type=Notice)
     except (msgspec.MsgspecError, UnicodeError):
@@ -79,14 +84,14 @@ class Peers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
-        # How many other processes send batch calls there.
+        # The number of other processes that send batch calls there.
         self.workers = 0
         self._read_ms: float | None = None
         self._workers_ms: float | None = None
         self._gateway_ms: float | None = None
 
     def read(self, rows: Mapping[str, FleetReport]) -> None:
-        """Take over what the store has of all processes that reported lately."""
+        """Take over the store's reports of all processes that reported lately."""
         now_ms = self._read_ms = self._clock.monotonic_ms()
         before, self._peers = self._peers, {}
         for process, reported in rows.items():
@@ -117,7 +122,10 @@ class Peers:
 
     @property
     def present(self) -> Present:
-        """The sum over the other processes. Users that no process reported lately do not count."""
+        """Return the sum over the other processes.
+
+        Users that no process reported lately do not count.
+        """
         now_ms = self._clock.monotonic_ms()
         is_current = self.is_current
         calls = interactive = awaiting = 0
@@ -140,12 +148,15 @@ class Peers:
 
     @property
     def is_current(self) -> bool:
-        """True when the store was read lately."""
+        """Return whether the store was read lately."""
         return self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms < REPORT_VALID_MS
 
     @property
     def has_listeners(self) -> bool:
-        """True when a notice may be of use: a worker was seen elsewhere lately, or the store was not read lately."""
+        """Return whether a notice may be of use.
+
+        It may if a worker was seen elsewhere lately, or if the store was not read lately.
+        """
         if not self.is_current:
             return True
         return self._workers_ms is not None and self._clock.monotonic_ms() - self._workers_ms < WORKERS_MS

@@ -1,7 +1,8 @@
-"""The loop around the tides of one process. It looks at each now and then, and exchanges with other processes how many calls each has.
+"""The loop around the tides of one process, which exchanges numbers of calls with other processes.
 
-Twice a second this process writes its calls to the store and reads those of the others. The number of interactive calls also goes out
-as a notice the moment it changes, so that no worker sends a prompt in the way of a user it does not know of. Nothing is decided here.
+Twice a second this process writes its calls to the store and reads those of the others. A change of
+its interactive calls also goes out as a notice at once, so that no worker sends a prompt in the way
+of a user that it does not know of. The loop decides nothing.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ NOTICE_GAP_S = 0.01
 
 
 class TideLoop:
-    """The loop that looks at all tides now and then, and exchanges with other processes how many calls each has."""
+    """The loop that looks at all tides, and exchanges the numbers of calls with other processes."""
 
     def __init__(
         self,
@@ -56,8 +57,10 @@ class TideLoop:
         self.serve(tides)
 
     def serve(self, tides: Iterable[DeploymentTide]) -> None:
-        """Look at these tides from now on, each in a task of its own, so that an engine or a store that does not answer does not stop
-        the others."""
+        """Look at these tides from now on, each in its own task.
+
+        An engine or a store that does not answer must not stop the others.
+        """
         self._tides = {tide.deployment.name: tide for tide in tides}
         for tide in self._looks.keys() - set(self._tides.values()):
             gone = self._looks.pop(tide)
@@ -71,7 +74,7 @@ class TideLoop:
             self._teller = asyncio.create_task(self._run(self._tell))
 
     def announce(self, deployment: str) -> None:
-        """Notify the workers of other processes at once that this process's interactive calls at a deployment changed."""
+        """Notify other processes' workers at once that this process's interactive calls changed."""
         tide = self._tides.get(deployment)
         if self._notices is None or tide is None or not tide.yields or not tide.peers.has_listeners:
             return
@@ -81,7 +84,7 @@ class TideLoop:
             self._announcer = asyncio.create_task(self._announce(self._notices))
 
     async def _announce(self, notices: Notices) -> None:
-        """Send how many interactive calls there are. Changes that come faster than notices go out share one notice."""
+        """Send the number of interactive calls after each change. Fast changes share one notice."""
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
@@ -91,7 +94,7 @@ class TideLoop:
                 for notice in encode_notices(self._worker_id(), users):
                     await notices.send_notice(notice)
             except Exception as error:
-                # The next report to the store brings the same.
+                # The next report to the store has the same numbers.
                 log.error("tide_notice_failed", kind=type(error).__name__, why=str(error))
             await asyncio.sleep(NOTICE_GAP_S)
 
@@ -118,7 +121,7 @@ class TideLoop:
             try:
                 await once()
             except Exception as error:
-                # Without the engine's metrics the tide falls back to what it learned from its own calls.
+                # Without the engine's metrics the tide uses what it learned from its own calls.
                 log.error("tide_crashed", kind=type(error).__name__, why=str(error))
 
     async def _tell(self) -> None:
@@ -138,7 +141,8 @@ class TideLoop:
                 await self._recall(self._fleet)
             others = await self._fleet.report_to_fleet(self._worker_id(), mine)
         except StoreError as error:
-            # Other processes go on for a while with the last report. This process reports again when the store is back.
+            # Other processes use the last report for a while. This process reports again when the
+            # store is back.
             if self._is_reached:
                 log.warning("tide_report_failed", error=str(error))
             self._is_reached = False
@@ -148,7 +152,10 @@ class TideLoop:
             tide.peers.read(others.get(name, {}))
 
     async def _recall(self, fleet: Fleet) -> None:
-        """Begin with what was learned before a restart. Learning it again would take several calls' time, at a fraction of the rate."""
+        """Begin with the numbers that were learned before a restart.
+
+        To learn them again would take several calls' time, at a fraction of the rate.
+        """
         for name, calls in (await fleet.learned_calls(self._worker_id())).items():
             if name in self._tides:
                 self._tides[name].begin_at(calls)

@@ -1,9 +1,11 @@
-"""The tide of a deployment: it turns what happens there into signals for a controller, and the controller's decision into a limit.
+"""The tide of one deployment: it turns events into signals, and a controller's decision into a limit.
 
-One tide belongs to one deployment. The router reports background calls to it. It reads how many interactive calls there are, and learns
-of the rest from the engine's metrics, which the loop reads through the control client. Where background work yields to users, each
-change of users is reported to it. It sends nothing, but may take back a call that has no first token yet. First tokens of background
-calls are estimated: to see them, every call would have to be streamed.
+- The router reports background calls to it.
+- It reads the number of interactive calls. Other calls show in the engine's metrics, which the loop
+  reads through the control client.
+- If background work yields to users here, each change of users is reported to it.
+- It sends nothing, but may take back a call that has no first token yet.
+- First tokens of background calls are estimated: to see them, every call would have to be streamed.
 """
 
 import asyncio
@@ -34,13 +36,15 @@ log = structlog.get_logger(__name__)
 SCRAPE_S = 2.0
 SCRAPE_AGAIN_MS = 5_000.0
 OWN_EVENTS_MS = 20.0
-# Calls that end within this time teach the same, so only one of them is learned from.
+# Calls that end within this time show the same, so only one of them is learned from.
 LEARN_EVERY_MS = 5.0
 HAND_BACKS_MAX = 2
-# So many calls may wait ready at a deployment that admits fewer: one of them may have a short enough prompt.
+# This many calls may wait at a deployment that admits fewer: one of them may have a short enough
+# prompt.
 READY_MAX = 16
 HELD_MAX = 1_000
-# Room is kept for a call that has waited so long; a call that was not seen for so long is forgotten.
+# Room is kept for a call that has waited for the first time; one that was not seen for the second
+# is forgotten.
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
 # Other processes report their calls twice a second. Until then, unknown calls at the engine may be theirs.
 UNREPORTED_MS = 1_000.0
@@ -66,11 +70,11 @@ class InteractiveCalls(Protocol):
 
     @property
     def users(self) -> Users:
-        """The calls in flight or waiting for a slot, and how many of them have no first token yet."""
+        """Return the calls in flight or waiting for a slot, and those without a first token."""
 
 
 class Room(Protocol):
-    """The receiver of news that more calls may go."""
+    """A receiver of the news that more calls may go."""
 
     def announce(self) -> None:
         """Note that more may go than before."""
@@ -80,7 +84,7 @@ class Room(Protocol):
 
 
 class TideHold(msgspec.Struct):
-    """One call that is ready and may not begin: the length of its prompt, since when it waits, and when it was last seen."""
+    """One ready call that may not begin yet: its prompt's length, and the moments of its wait."""
 
     prompt_tokens: int
     since_ms: float
@@ -143,9 +147,10 @@ class DeploymentTide:
         self.peers = Peers(clock)
         self._unknown: deque[tuple[float, int]] = deque()
         self.decision: Decision = self._tide.observe(Signals(clock.monotonic_ms()))
-        # How many background calls may be in flight; 0 while nothing new may begin.
+        # The number of background calls that may be in flight; 0 while none may begin.
         self.calls = self.decision.calls if self.decision.prompt_tokens else 0
-        # With fewer new answers the controller says the same: the loop passes them on, so that no call has to.
+        # With fewer new answers the controller would not change its decision, so the loop passes
+        # them on later.
         self._answers_missing = self._tide.answers_missing
 
     # Called by the router.
@@ -162,7 +167,10 @@ class DeploymentTide:
         return not self._held or not self._is_kept_for_another(key)
 
     def stands(self, key: str, body: bytes) -> None:
-        """Note that a call waits to begin. Room is kept for the one that has waited longest, so that even a long prompt goes some day."""
+        """Note that a call waits to begin.
+
+        Room is kept for the longest wait, so that long prompts go too.
+        """
         if not self.yields:
             return
         now_ms = self._clock.monotonic_ms()
@@ -173,7 +181,7 @@ class DeploymentTide:
             self._held[key] = TideHold(prompt_tokens(body), now_ms, now_ms)
 
     def leaves(self, key: str) -> None:
-        """Note that a call waits no longer, but may come again."""
+        """Note that a call does not wait any more, but may come again."""
         held = self._held.get(key)
         if held is not None:
             held.seen_ms, held.stands = self._clock.monotonic_ms(), False
@@ -183,7 +191,10 @@ class DeploymentTide:
         self._held.pop(key, None)
 
     def _is_kept_for_another(self, key: str) -> bool:
-        """Return whether the room is kept for the call that has waited longest: otherwise shorter prompts would take it again and again."""
+        """Return whether the room is kept for another call, the one that has waited longest.
+
+        Otherwise shorter prompts would take it again and again.
+        """
         first, held = next(iter(self._held.items()))
         if first == key or not held.stands or held.prompt_tokens > self.decision.prompt_tokens:
             return False
@@ -192,8 +203,11 @@ class DeploymentTide:
     def begin_flight(
         self, key: str, body: bytes, now_ms: float, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")
     ) -> BackgroundFlight:
-        """Count a call that begins. It may be taken back unless that happened too often before. A caller that gives no `hand_backs` is
-        never taken back, because a user waits for its answer."""
+        """Count a call that begins.
+
+        It may be taken back, unless that happened too often before. A call without `hand_backs` is
+        never taken back, because a user waits for its answer.
+        """
         flight = BackgroundFlight(prompt_tokens(body), now_ms, hand_backs, kind)
         self._flights[flight] = None
         if self.yields:
@@ -202,7 +216,7 @@ class DeploymentTide:
         return flight
 
     def _await_first_token(self, flight: BackgroundFlight) -> None:
-        """Count the prompt of a call as in the way of users until its first token is there by the estimate."""
+        """Count a call's prompt as in the way of users until the estimate of its first token."""
         self._awaiting_tokens += flight.prompt_tokens
         self._sent_tokens += flight.prompt_tokens
         flight.awaiting, flight.ahead_tokens, flight.task = True, self._awaiting_tokens, asyncio.current_task()
@@ -211,11 +225,11 @@ class DeploymentTide:
         flight.due = asyncio.get_running_loop().call_later(wait_s, self.first_token, flight)
 
     def end_flight(self, flight: BackgroundFlight, answer_tokens: int | None, *, refused: bool = False) -> None:
-        """Count a call as ended, with an answer of so many tokens or without one."""
+        """Count a call as ended; without an answer `answer_tokens` is None."""
         if flight.due is not None:
             flight.due.cancel()
         if flight not in self._flights:
-            # The call began under an earlier tide of this deployment, which had other terms.
+            # The call began under an earlier tide of this deployment with other terms.
             return
         del self._flights[flight]
         if flight.awaiting:
@@ -233,14 +247,14 @@ class DeploymentTide:
             self.act()
 
     def users_changed(self) -> None:
-        """Act at once on a change of this process's interactive calls: one came or ended, or one got its first token."""
+        """Act at once on a change of interactive calls here: a new call, a first token or an end."""
         self._gateway_ms = self._clock.monotonic_ms()
         self.act()
 
     # From signals to a limit.
 
     def first_token(self, flight: BackgroundFlight) -> None:
-        """Note that this call has its first token, seen or by the estimate."""
+        """Note that this call has its first token, really or by the estimate."""
         if flight.due is not None:
             flight.due.cancel()
         if not flight.awaiting or flight not in self._flights:
@@ -257,7 +271,7 @@ class DeploymentTide:
         self._awaiting_tokens -= flight.prompt_tokens
 
     def act(self) -> None:
-        """Ask the controller, take back as many calls as it wants back, and wake waiting calls when more may go."""
+        """Ask the controller, take back calls if it wants that, and wake waiting ones if more may go."""
         before = self.decision
         self._asked_ms = self._clock.monotonic_ms()
         decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
@@ -280,7 +294,7 @@ class DeploymentTide:
         held = self._longest_held(now_ms)
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
-        # Where no gateway sends users' calls, only the engine's metrics can show users.
+        # If no gateway sends users' calls, only the engine's metrics can show users.
         users = self.users
         has_gateway = seen or users.interactive > 0 or others.has_gateway or not self.deployment.takes_interactive
         return Signals(
@@ -326,7 +340,7 @@ class DeploymentTide:
         self.act()
 
     def present(self) -> Present:
-        """The report of this process's calls for the other processes."""
+        """Return the report of this process's calls for the other processes."""
         now_ms = self._clock.monotonic_ms()
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         workers = int(bool(self._flights) or bool(self._held))
@@ -338,38 +352,44 @@ class DeploymentTide:
 
     @property
     def limit(self) -> TideLimit:
-        """The background calls that this process may have in flight here now, and the most that all processes may ever have."""
+        """Return the limit of background calls: this process's now, and that of all processes ever."""
         decision = self.decision
         return TideLimit(decision.calls, decision.prompt_tokens, self.deployment.background_in_flight_max)
 
     @property
     def others(self) -> Present:
-        """The calls of the other processes here."""
+        """Return the calls of the other processes here."""
         return self.peers.present
 
     @property
     def users(self) -> Users:
-        """The interactive calls of this process here."""
+        """Return the interactive calls of this process here."""
         return self._interactive_calls.users
 
     @property
     def is_closed(self) -> bool:
-        """True when, because of interactive calls, no more background calls may begin, or none of those that wait."""
+        """Return whether interactive calls keep new or waiting background calls out."""
         stands = any(held.stands for held in self._held.values())
         return self.decision.has_users and (stands or len(self._flights) >= self.calls)
 
     @property
     def is_idle(self) -> bool:
-        """True when no call of ours is out or waits, so that the engine need not be read."""
+        """Return whether no call of ours is in flight or waits: then the engine need not be read."""
         return not self._flights and not self._held and not self.users.interactive and self.decision.prompt_tokens > 0
 
     @property
     def _needs_engine(self) -> bool:
-        """True when background calls of this process depend on the state of the engine; without a worker only flex calls do."""
+        """Return whether background calls of this process depend on the engine's state.
+
+        In a process without a worker only flex calls do.
+        """
         return self.runs_items or bool(self._flights) or bool(self._held)
 
     async def look(self) -> None:
-        """Read the engine's metrics, where it has any, and act on them. An engine that does not show them is asked rarely."""
+        """Read the engine's metrics, if it has any, and act on them.
+
+        One that does not show them is asked rarely.
+        """
         now_ms = self._clock.monotonic_ms()
         is_due = self._needs_engine and not self.is_idle and now_ms >= self._scrape_at_ms
         if self.yields and self._names is not None and is_due:
@@ -387,16 +407,20 @@ class DeploymentTide:
         self.act()
 
     def _known(self) -> int | None:
-        """Return how many of the engine's calls are known, ours and those of other processes; None while there are other processes
-        without a recent report."""
+        """Return how many of the engine's calls are known, ours and those of other processes.
+
+        Return None while there are other processes without a recent report.
+        """
         others = self.others
         if others.workers and not self.peers.is_current:
             return None
         return len(self._flights) + self.users.interactive + others.calls + others.interactive
 
     def _known_or_unreported(self, reading: Reading, known: int) -> int:
-        """Return `known` plus the calls that other processes began or ended and could not report yet, because those are not users'
-        calls."""
+        """Return `known` plus the calls that other processes began or ended without a report yet.
+
+        These are not users' calls.
+        """
         there = round((reading.running or 0.0) + (reading.waiting or 0.0))
         self._unknown.append((reading.at_ms, max(0, there - known)))
         since_ms = reading.at_ms - UNREPORTED_MS if self.others.workers else reading.at_ms
@@ -444,14 +468,20 @@ def tide_of(
     *,
     runs_items: bool = True,
 ) -> DeploymentTide | None:
-    """Return the tide of a deployment; None where only the operator's ceiling counts: by setting, or for a provider that is not ours."""
+    """Return the tide of a deployment; None if only the operator's limit counts.
+
+    That is so if a setting says it, or if the capacity is configured and the engine is not ours.
+    """
     if deployment.tide is TideMode.OFF or (deployment.is_capacity_known and not shares_engine(deployment)):
         return None
     return DeploymentTide(deployment, control, interactive_calls, clock, room, runs_items=runs_items)
 
 
 def tide_terms(deployment: Deployment) -> tuple[object, ...]:
-    """Return the terms of a deployment from which its tide is made: with other terms it needs another tide."""
+    """Return the terms from which a deployment's tide is made.
+
+    After a change it needs another tide.
+    """
     one = deployment
     names = tuple(sorted(one.metrics_names.items()))
     reported = (one.engine, one.models, one.tide, one.metrics_url, names, one.serves)
@@ -459,7 +489,7 @@ def tide_terms(deployment: Deployment) -> tuple[object, ...]:
 
 
 def shares_engine(deployment: Deployment) -> bool:
-    """Return whether background work yields to interactive calls here: the engine is our own and reports its state."""
+    """Return whether background work yields to interactive calls: the engine is ours, with metrics."""
     return deployment.engine in (EngineKind.VLLM, EngineKind.SGLANG) or bool(deployment.metrics_names)
 
 
