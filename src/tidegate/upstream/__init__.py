@@ -1,1 +1,1 @@
-"""The road to a model server: choose a deployment, call it, and sort what comes back."""
+"""The road to a model server: choose a deployment, call it, and sort its answers and errors."""

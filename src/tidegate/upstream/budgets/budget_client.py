@@ -1,15 +1,22 @@
 """The permits that this process takes to send calls under the budgets that all processes share.
 
-Every call that a budget binds takes a permit here, right before it is sent. One question to the Limits port asks for all calls that
-wait, and only one question is out at a time, so a thousand calls cost a handful of questions. A permit is short-lived: one that was not
-used goes back before it expires, one that was used is settled with what the call really took. A spent budget is asked again at the
-moment that it named, and a budget of tokens every few seconds. A budget whose day or lifetime has too little left for one call is still
-asked for smaller calls. This module knows no deployment and no HTTP; calls without budgets never come here.
+- Every call that a budget binds takes a permit here, right before it is sent. Calls without budgets
+  never come here.
+- One question to the Limits port asks for all calls that wait, and only one question is out at a
+  time, so a thousand calls cost a few questions.
+- A permit is short-lived. An unused one goes back before it expires; a used one is settled with the
+  real figures of its call.
+- A spent budget is asked again at the moment that it named, and a budget of tokens every few
+  seconds.
+- A budget whose day or lifetime has too little left for one call is still asked for smaller calls.
 
-A budget in money is never exceeded: a call reserves the most that it can cost. Where less than that is left, but as much as the call
-will likely cost, the call reserves all that is left and so runs alone. A call that would likely exceed a budget even if all calls in
-flight were free is refused for good, unless the budget renews while the call may wait. Any other call is put off until calls in flight
-have settled.
+A budget in money is never exceeded, because a call reserves the most that it can cost. If less is
+left, but enough for its likely cost, the call reserves all that is left and so runs alone. A call
+that would likely exceed a budget even if all calls in flight were free is refused for good, unless
+the budget renews while the call may wait. Any other call is put off until calls in flight have
+settled.
+
+This module knows no deployment and no HTTP.
 """
 
 import asyncio
@@ -33,16 +40,19 @@ from tidegate.upstream.http.transport import SendPermit
 
 log = structlog.get_logger(__name__)
 
-# How long an answer may take before the calls that wait are put off. The question itself is never cancelled, because it may have been
-# granted.
+# Waiting calls are put off if an answer takes longer. The question itself is never cancelled,
+# because it may have been granted.
 ANSWER_S_MAX = 5.0
 UNREACHABLE_MS = 1_000
 
-# A budget frees a little at a time. Asking for every bit would keep the CPU busy; this costs a thousandth of a minute.
+# A budget frees a little at a time. To ask for each part would keep the CPU busy; this pause costs
+# a thousandth of a minute.
 SPENT_MS_MIN = 50
-# A spent month or lifetime stays spent for long, but an operator may raise it: it is still asked now and then.
+# A spent month or lifetime stays spent for long, but an operator may raise it, so it is asked now
+# and then.
 SPENT_MS_MAX = 600_000
-# How many calls ask at once for a budget that was spent lately, so that other processes get a part of it.
+# The most calls that ask at once for a budget that was spent lately, so that other processes get a
+# part of it.
 CONTENDED_ASK_MAX = 16
 ASK_MAX = 512
 
@@ -58,7 +68,7 @@ PAYERS = {LimitBound.TENANT: "organization", LimitBound.JOB: "batch"}
 
 
 class BindingLimits(msgspec.Struct, frozen=True):
-    """The limits that a call's budgets set: the budgets that have any, and the most tokens and money that one call can ever be granted."""
+    """A call's budgets that have limits, and the most tokens and money that one call may take."""
 
     budgets: Budgets
     counts_tokens: bool
@@ -73,7 +83,10 @@ UNBOUND = BindingLimits((), False, 0)
 
 
 class _Waiter:
-    """A call that waits for a permit. `nano` is the money to set aside for it, `nano_likely` the least with which it may go."""
+    """A call that waits for a permit.
+
+    `nano` is the money to set aside, `nano_likely` the least to go with.
+    """
 
     __slots__ = ("answer", "give_up_ms", "nano", "nano_likely", "tokens")
 
@@ -97,7 +110,7 @@ class BudgetClient:
         self._asking: asyncio.Task[None] | None = None
         self._spent = SpentBudgets(clock)
         self._settlements = Settlements(limits, self._spent)
-        # What the limits had left when they were last asked, and when that was.
+        # The rest of each limit at the last answer, and the moment of the question.
         self._rooms: dict[Budget, tuple[float, list[LimitRoom]]] = {}
         self._closed = False
         self.unreachable_until_ms = 0.0
@@ -112,23 +125,23 @@ class BudgetClient:
         return terms
 
     def spent_until_ms(self, budgets: Budgets) -> float:
-        """The moment before which nothing can be sent under these budgets, as far as is known here; 0 when nothing is known."""
+        """Return the known moment before which these budgets allow no call; 0 if none is known."""
         if self._charged:
             self._renew_charged()
         return self._spent.until_ms(budgets)
 
     def opens_at_ms(self, budgets: Budgets, patience_ms: float) -> float:
-        """The moment from which it is worth bringing a call here that can wait for `patience_ms`, as far as is known here."""
+        """Return the known moment from which a call with this patience should come here."""
         if self._charged:
             self._renew_charged()
         return max(self._spent.opens_at_ms(budgets, patience_ms), self.unreachable_until_ms)
 
     def spent(self) -> dict[str, float]:
-        """Return the ids of spent budgets, and until when each is spent, as far as is known here."""
+        """Return the ids of budgets that are known to be spent, each with its end."""
         return self._spent.by_id()
 
     def rooms(self, budgets: Budgets) -> list[LimitRoom]:
-        """Return what the limits of requests and tokens of these budgets have left, as far as is known here."""
+        """Return the last known remainders of these budgets' limits of requests and tokens."""
         now_ms = self._clock.monotonic_ms()
         found = [self._rooms[budget] for budget in budgets if budget in self._rooms]
         return [room.later(now_ms - known_ms) for known_ms, rooms in found for room in rooms]
@@ -145,10 +158,14 @@ class BudgetClient:
     async def reserve_permit(
         self, terms: BindingLimits, tokens: int, *, is_bound: bool, cost: CostRange = FREE, give_up_ms: float = math.inf
     ) -> SendPermit:
-        """Return the permit to send one call that may take so many tokens; raise Withheld when there is none now.
+        """Return the permit to send one call that may take `tokens`.
 
-        `is_bound` says that the tokens are the most it can take: then a call above what a period allows can never be sent. `cost` is
-        what it can cost, and `give_up_ms` the moment by which a budget in money must have renewed for it to be worth waiting.
+        Raise Withheld if there is none now.
+
+        - With `is_bound` the call cannot take more, so one above the limit of a period is refused
+          for good.
+        - `cost` is the range of what the call can cost.
+        - A wait is worth it only if a budget in money renews by `give_up_ms`.
         """
         if self._limits is None or self._closed:
             raise self._unreachable("nothing keeps the shared budgets here: check the store's settings")
@@ -180,8 +197,10 @@ class BudgetClient:
             raise
 
     def charge(self, budget: Budget, requests: int, tokens: int, until_ms: float) -> None:
-        """Debit what was spent of this budget before any process knew of the budget. The charge counts until this moment, and is asked
-        for before any permit."""
+        """Debit what was spent of this budget before any process knew of the budget.
+
+        The charge counts until this moment, and is asked for before any permit.
+        """
         if self._limits is None or self._closed or not (requests or tokens):
             return
         # Tokens are granted along with requests: some that took tokens took a request too.
@@ -190,7 +209,7 @@ class BudgetClient:
             self._asking = asyncio.create_task(self._ask_while_any_waits())
 
     def _renew_charged(self) -> None:
-        """Give back the charges whose moment has passed, because the upstream's window began again."""
+        """Give back the charges whose time is over, because the upstream's window began again."""
         now_ms = self._clock.monotonic_ms()
         for one in [one for one in self._charged if one[1] <= now_ms]:
             self._charged.remove(one)
@@ -199,12 +218,14 @@ class BudgetClient:
             self._settlements.add(Settlement(grant.id, (budget,), grant.requests, grant.tokens, 0))
 
     def release_permit(self, permit: SendPermit) -> None:
-        """Give a permit back under which nothing was sent."""
+        """Give back a permit of a call that was not sent."""
         self._settlements.add(Settlement(permit.grant_id, permit.budgets, 1, permit.tokens, 0, permit.nano))
 
     def used(self, permit: SendPermit, tokens: int, nano: int | None = None) -> None:
-        """Settle a permit with the tokens and the money that its call really took. Without a number for the money, all that was set
-        aside counts."""
+        """Settle a permit with the tokens and the money that its call really took.
+
+        Without a figure for the money, all that was set aside counts.
+        """
         if permit.nano or nano or (permit.tokens != tokens and self.terms(permit.budgets).counts_tokens):
             used_nano = permit.nano if nano is None else nano
             self._settlements.add(
@@ -212,7 +233,7 @@ class BudgetClient:
             )
 
     async def close(self) -> None:
-        """Refuse waiting calls, and settle what is known."""
+        """Refuse waiting calls, and settle the known figures."""
         self._closed = True
         self._put_off_all(self._unreachable("this process stops"))
         if self._asking is not None:
@@ -284,7 +305,8 @@ class BudgetClient:
             return []
         count = CONTENDED_ASK_MAX if self._spent.are_contended(budgets, now_ms) else ASK_MAX
         if budgets in self._one_by_one:
-            # The last grant's tokens were too few for any waiter. A question for one waiter cannot be answered with half of what it needs.
+            # The last grant was too small for any waiter. A question for one waiter gets all that
+            # it needs or no tokens.
             self._one_by_one.discard(budgets)
             count = 1
         if len(waiting) > count:
@@ -323,7 +345,7 @@ class BudgetClient:
         if not left:
             return
         if is_lowered:
-            # A lowered waiter may fit into what is left, if it is asked for alone.
+            # A lowered waiter may fit into the rest of the budget if it is asked for alone.
             self._one_by_one.add(budgets)
             self._waiting[budgets] = left + self._waiting.get(budgets, [])
             return
@@ -345,7 +367,10 @@ class BudgetClient:
             self._say_reserved(budgets, lacking, left[0])
 
     def _without_the_poor(self, budgets: Budgets, grant: Grant, left: Sequence[_Waiter]) -> list[_Waiter]:
-        """Refuse the waiters that would exceed a budget in money even if all calls in flight were free, and return the others."""
+        """Refuse the waiters that would exceed a money budget even if calls in flight were free.
+
+        Return the other waiters.
+        """
         now_ms = self._clock.monotonic_ms()
         tightest = next(budget for budget in budgets if budget.id == grant.tightest)
         others = []
@@ -362,14 +387,17 @@ class BudgetClient:
 
     @staticmethod
     def _lower(waiters: Sequence[_Waiter], left_nano: int) -> bool:
-        """Lower the waiters that may cost more than is left to all that is left. Return whether there are any."""
+        """Lower waiters that may cost more than is left to all that is left.
+
+        Return whether there are any.
+        """
         dear = [waiter for waiter in waiters if waiter.nano > left_nano]
         for waiter in dear:
             waiter.nano = left_nano
         return bool(dear)
 
     def _say_reserved(self, budgets: Budgets, lacking: Budget, first: _Waiter) -> None:
-        """Refuse every waiter that needs as much as this one, or more: calls in flight have the rest of a money budget set aside."""
+        """Refuse all waiters that need at least as much money; calls in flight reserve it."""
         until_ms = self._clock.monotonic_ms() + RESERVED_MS
         for waiter in [first, *self._remove_waiting(budgets, lambda waiter: waiter.nano >= first.nano)]:
             if not waiter.answer.done():
@@ -383,14 +411,14 @@ class BudgetClient:
                 )
 
     def _say_too_large(self, budgets: Budgets, grant: Grant, first: _Waiter) -> None:
-        """Refuse every waiter that needs as many tokens as this one, or more; the budget is not spent for smaller ones."""
+        """Refuse all waiters that need at least as many tokens; smaller ones may still go."""
         until_ms = self._clock.monotonic_ms() + _spent_for_ms(grant)
         for waiter in [first, *self._remove_waiting(budgets, lambda waiter: waiter.tokens >= first.tokens)]:
             if not waiter.answer.done():
                 waiter.answer.set_exception(_spent(grant.spent, until_ms))
 
     def _remove_waiting(self, budgets: Budgets, is_meant: Callable[[_Waiter], bool]) -> list[_Waiter]:
-        """Remove the waiters that are meant, and return them; the others go on waiting."""
+        """Remove and return the waiters that are meant; the others go on waiting."""
         waiting = self._waiting.pop(budgets, [])
         others = [waiter for waiter in waiting if not is_meant(waiter)]
         if others:

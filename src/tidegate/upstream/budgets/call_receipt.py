@@ -1,11 +1,11 @@
-"""The receipt of one call: what it reserved of its budgets, and what it really used and cost. It is settled once and reported once.
+"""The receipt of one call: the reserved parts of its budgets, and its real usage and cost.
 
-There are four ways in which a call can end, and one table of what each costs:
+A receipt is settled once and reported once. A call can end in four ways, each with its cost:
 
     not sent      the permit goes back
     refused       it counts as a request; it was not done, so it took no tokens and no money
-    perhaps done  all that was set aside counts as used, unless less is known of it
-    done          the usage in the answer, or an estimate where there is none
+    perhaps done  all that was set aside counts as used, unless a lower figure is known
+    done          the usage in the answer, or an estimate without one
 
 Budgets and usage reports get the same figures. This module does not know where usage is stored.
 """
@@ -33,7 +33,7 @@ class CallEnd(Enum):
 
 
 def end_of_failed(permit: SendPermit, wrong: BaseException) -> CallEnd:
-    """Return how a call ended that brought no answer."""
+    """Return how a call without an answer ended."""
     if not permit.begun:
         return CallEnd.NOT_SENT
     if isinstance(wrong, Throttled | Refused | KeyRejected | Unavailable):
@@ -42,7 +42,11 @@ def end_of_failed(permit: SendPermit, wrong: BaseException) -> CallEnd:
 
 
 class CallReceipt:
-    """The receipt of one call. `is_batch` marks an item's call: it has the batch price, and the store writes its usage with its outcome."""
+    """The receipt of one call.
+
+    `is_batch` marks an item's call: it has the batch price, and the store writes its usage with its
+    outcome.
+    """
 
     __slots__ = ("_budgets", "_call", "_deployment", "_estimator", "_is_batch", "_is_settled", "_on_usage", "_permit")
 
@@ -67,7 +71,7 @@ class CallReceipt:
         self._is_settled = False
 
     def settle_failed(self, end: CallEnd) -> None:
-        """Settle a call that brought no answer and will bring none."""
+        """Settle a call that failed without an answer."""
         match end:
             case CallEnd.NOT_SENT:
                 self._is_settled = True
@@ -90,29 +94,36 @@ class CallReceipt:
         self._pay(self._permit.tokens, used)
 
     def settle_taken_back(self) -> None:
-        """Settle a call that the tide took back before its first token: no answer was written, so only its prompt can have cost
-        anything."""
+        """Settle a call that was taken back before a token: only its prompt may have cost."""
         nano = self._estimator.nano_unanswered(self._call, self._deployment) if self._permit.nano else 0
         self._close(None, min(self._permit.nano, nano), None)
 
     def settle_left(self, *, is_stream: bool) -> None:
-        """Settle a call whose caller left before anything came. A stream was stopped at its prompt; any other answer may be written to
-        its end."""
+        """Settle a call whose caller left before the answer began.
+
+        A stream was stopped at its prompt; the upstream may write any other answer to its end.
+        """
         if is_stream:
             self.settle_answer(None)
         else:
             self._settle_perhaps_done()
 
     def settle_whole(self, reported: Usage, answer: bytes) -> Usage:
-        """Settle a call whose answer came whole, and return what it used. What the answer does not report is counted by its text."""
+        """Settle a call with a whole answer.
+
+        Return its usage, with unreported figures counted by the text.
+        """
         return self.settle_answer(reported, unreported_bytes(self._call.endpoint, reported, answer))
 
     def settle_answer(self, reported: Usage | None, uncounted_bytes: int = 0) -> Usage:
-        """Settle a call whose answer ended, or whose caller wants no more of it, and return what it used: as reported, or counted by
-        what came."""
+        """Settle a call whose answer ended, or was left by its caller, and return its usage.
+
+        Usage that was not reported is counted by the received bytes.
+        """
         if reported is not None and not uncounted_bytes and reported.input_tokens:
             if self._permit.budgets or self._deployment.tokens_in_flight_max:
-                # A call without limits teaches nothing about what calls take: an item without limits has no receipt either.
+                # Calls without limits are not learned from, because items without limits have no
+                # receipt either.
                 self._estimator.learn(self._call.model, reported, self._call.items)
             if self._permit.nano:
                 self._estimator.learn_prompt(self._call, self._deployment, reported)

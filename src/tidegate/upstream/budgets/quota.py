@@ -1,8 +1,8 @@
-"""The quota that a deployment reported as left of its own limits, less what was sent since that report.
+"""The quota that a deployment reported as left of its limits, less the calls sent since.
 
-The number left comes from the deployment, so it counts what other callers and processes sent, and what went out before the first
-answer. It holds until the limits renew or a later answer reports another number. Time is an argument, in the clock's monotonic
-milliseconds.
+The number comes from the deployment, so it includes the calls of other callers and processes, and
+those sent before the first answer. It holds until the limits renew or a later answer reports
+another number. Time is an argument, in the clock's monotonic milliseconds.
 """
 
 import math
@@ -33,26 +33,34 @@ class Quota:
         self._tokens = _RemainingQuota()
 
     def count(self, tokens: int) -> None:
-        """Count a call that goes out and may take so many tokens."""
+        """Count a call that goes out and may take these tokens."""
         self._requests.left -= 1
         self._tokens.left -= tokens
 
     def note(self, left: QuotaLeft, since: int, tokens: int, now_ms: float) -> None:
-        """Note what was left at the answer to a call, which takes about so many tokens. The figure does not include the calls that went
-        out `since`; each is assumed to take as much."""
+        """Note the quota left at the answer to a call that takes about these tokens.
+
+        The figure does not include the calls that went out `since`; each is assumed to take as
+        many.
+        """
         self._requests.note(left.requests, left.requests_renew_ms, since, now_ms)
         self._tokens.note(left.tokens, left.tokens_renew_ms, since * tokens, now_ms)
 
     def spent_of(self, limit: Limit, sent: int, tokens_each: int) -> tuple[int, int]:
-        """Return how many requests and tokens of this limit are spent: by what was reported as left or, without a report, by what this
-        process sent in the last minute."""
+        """Return how many requests and tokens of this limit are spent.
+
+        This follows from the reported rest or, without a report, from this process's last minute.
+        """
         return (
             _spent(limit.requests or 0, self._requests.left, sent),
             _spent(limit.tokens or 0, self._tokens.left, sent * tokens_each),
         )
 
     def opens_at_ms(self, tokens: int = 1) -> float:
-        """The moment from which a call with so many tokens may go out. It is 0 or in the past when the call may go now."""
+        """Return the moment from which a call with these tokens may go out.
+
+        A past one, or 0, means now.
+        """
         return max(self._requests.opens_at_ms(1), self._tokens.opens_at_ms(tokens))
 
 

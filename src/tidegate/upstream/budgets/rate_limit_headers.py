@@ -17,7 +17,8 @@ NUMBER_MAX = 10**12
 RESET_MS_MAX = 7 * 86_400_000
 TEXT_MAX = 40
 MINUTE_MS = 60_000
-# A plain number of at least this is a moment in Unix time, in seconds or milliseconds: no limit takes thirty years to renew.
+# A plain number from this on is a moment in Unix time, in seconds or milliseconds, because no limit
+# takes thirty years to renew.
 UNIX_S_MIN = 1_000_000_000
 UNIX_MS_MIN = 1_000_000_000_000
 
@@ -36,7 +37,7 @@ _UNIT_MS = {
 
 
 class RateLimitHeaders(msgspec.Struct, frozen=True):
-    """The limits of a minute in one answer's headers, and for how long nothing is left."""
+    """The limits of a minute in one answer's headers, and for how long they are used up."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -44,7 +45,10 @@ class RateLimitHeaders(msgspec.Struct, frozen=True):
 
 
 class QuotaLeft(msgspec.Struct, frozen=True):
-    """The requests and tokens that one answer's headers report as left until the limits renew; None where they report none."""
+    """The requests and tokens left until the limits renew, by one answer's headers.
+
+    None means that the headers do not report it.
+    """
 
     requests: int | None = None
     requests_renew_ms: int = MINUTE_MS
@@ -57,7 +61,10 @@ class QuotaLeft(msgspec.Struct, frozen=True):
 
 
 def read_rest_left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINUTE_MS) -> QuotaLeft:
-    """Return what these headers report as left. Where no readable header says when the limits renew, `renew_ms` is assumed."""
+    """Return the rest that these headers report.
+
+    Without a readable moment of renewal, assume `renew_ms`.
+    """
     if "anthropic-ratelimit-requests-limit" in headers or "anthropic-ratelimit-tokens-limit" in headers:
         kinds = ("tokens",) if "anthropic-ratelimit-tokens-remaining" in headers else ("input-tokens", "output-tokens")
         counts = [_count(headers.get(f"anthropic-ratelimit-{kind}-remaining")) for kind in kinds]
@@ -78,7 +85,10 @@ def read_rest_left(headers: Mapping[str, str], now_ms: int, renew_ms: int = MINU
 
 
 def read_rate_limits(headers: Mapping[str, str], now_ms: int) -> RateLimitHeaders | None:
-    """Return the upstream's limits by these headers; None when they report none. `now_ms` is wall time, for moments."""
+    """Return the upstream's limits by these headers; None if there are none.
+
+    `now_ms` is wall time.
+    """
     if "x-ratelimit-limit-requests" in headers or "x-ratelimit-limit-tokens" in headers:
         found = RateLimitHeaders(
             _count(headers.get("x-ratelimit-limit-requests")) or None,
@@ -132,7 +142,8 @@ def _anthropic_renew_ms(headers: Mapping[str, str], kind: str, now_ms: int) -> i
 
 
 def _until_ms(moment_ms: int, headers: Mapping[str, str], now_ms: int) -> int:
-    # Use the upstream's own clock where it sends it, so that a wrong clock on either side does not matter.
+    # Use the upstream's own clock if it sends it, so that a wrong clock on either side does not
+    # matter.
     says_now_ms = _date_ms(headers.get("Date"))
     wait_ms = moment_ms - (now_ms if says_now_ms is None else says_now_ms)
     return min(max(wait_ms, 0), RESET_MS_MAX)
@@ -146,7 +157,10 @@ def _count(text: str | None) -> int | None:
 
 
 def _duration_ms(text: str | None) -> int:
-    """Read a duration such as "6m0s", "1.5s", "20ms" or plain seconds, rounded up; 0 when it cannot be read."""
+    """Read a duration such as "6m0s", "1.5s", "20ms" or plain seconds, rounded up.
+
+    Return 0 if it cannot be read.
+    """
     if text is None or len(text) > TEXT_MAX:
         return 0
     text = text.strip()

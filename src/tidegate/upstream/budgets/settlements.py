@@ -1,7 +1,8 @@
-"""The settlements of permits, handed to the Limits port in batches, soon enough that unused permits still count as unused.
+"""The settlements of permits, handed to the Limits port in batches and soon.
 
-A settlement is handed over once: twice would give back more than was taken. The Limits port keeps the settlements that it could not
-enter, and it is asked again until it has entered them: money that stays set aside in a month or a lifetime would never come back.
+A settlement is handed over once: twice would give back more than was taken. The Limits port keeps
+settlements that it could not enter, and is asked again until it has entered them. Otherwise money
+that was set aside in a month or a lifetime would never come back.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class Settlements:
             self._settling = None
 
     async def close(self, timeout_s: float) -> None:
-        """Hand over what is open, and wait at most `timeout_s` for it."""
+        """Hand over open settlements, and wait at most `timeout_s` for it."""
         self._closed = True
         if self._settling is not None:
             await asyncio.wait({self._settling}, timeout=timeout_s)

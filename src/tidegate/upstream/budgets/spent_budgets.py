@@ -1,6 +1,6 @@
-"""The budgets that are spent, and until when, as this process learned it from the answers of the Limits port.
+"""The budgets that are spent, and until when, as the Limits port answered this process.
 
-Each process has its own knowledge, which may be too cautious. This module asks nothing and grants nothing.
+Each process has its own knowledge, which may be too cautious. This module asks and grants nothing.
 """
 
 import math
@@ -10,12 +10,13 @@ from tidegate.core.ports import Clock
 
 Budgets = tuple[Budget, ...]
 
-# How soon a spent budget is asked again after something was given back to it.
+# A spent budget is asked again this soon after a part was given back to it.
 FREED_MS = 250
-# How soon a spent budget of tokens is asked again although this process gave nothing back: other processes do not report what they give
-# back.
+# A spent budget of tokens is asked again this soon in any case: other processes do not report the
+# tokens that they give back.
 ASK_AGAIN_MS = 10_000
-# How long after a budget was spent processes still ask for little at a time: they waited for the same moment and must take turns.
+# For this long after a budget was spent, processes ask for little at a time: they waited for the
+# same moment and must take turns.
 CONTENDED_MS = 60_000
 
 
@@ -23,7 +24,7 @@ class SpentBudgets:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until_ms: dict[Budget, float] = {}
-        # When to ask again; only for budgets that are asked before the moment that they named.
+        # The next moment to ask, for budgets that are asked before the moment that they named.
         self._ask_ms: dict[Budget, float] = {}
         self._contended_until_ms: dict[Budget, float] = {}
 
@@ -31,21 +32,21 @@ class SpentBudgets:
         return bool(self._until_ms)
 
     def until_ms(self, budgets: Budgets) -> float:
-        """The moment before which nothing can be sent under these budgets; 0 when nothing is known."""
+        """Return the moment before which these budgets allow no call; 0 if none is known."""
         if not self._until_ms:
             return 0.0
         now_ms = self._clock.monotonic_ms()
         return max((self._bound_until_ms(budget, now_ms) for budget in budgets), default=0.0)
 
     def opens_at_ms(self, budgets: Budgets, patience_ms: float) -> float:
-        """The moment from which a call that can wait for `patience_ms` may be sent under these budgets, or may ask whether it can."""
+        """Return the moment from which a call with this patience may be sent, or ask again."""
         return max((self._opens_at_ms(budget, patience_ms) for budget in budgets), default=0.0)
 
     def _opens_at_ms(self, budget: Budget, patience_ms: float) -> float:
         return min(self._until_ms.get(budget, 0.0) - patience_ms, self._ask_ms.get(budget, math.inf))
 
     def first(self, budgets: Budgets, now_ms: float) -> tuple[Budget, float] | None:
-        """Return the first of these budgets that is spent now, and until when."""
+        """Return the first of these budgets that is spent now, and its end."""
         for budget in budgets:
             until_ms = self._bound_until_ms(budget, now_ms)
             if until_ms > now_ms:
@@ -53,7 +54,7 @@ class SpentBudgets:
         return None
 
     def _bound_until_ms(self, budget: Budget, now_ms: float) -> float:
-        """The moment at which this budget frees by itself; 0 when it is worth asking earlier."""
+        """Return the moment at which this budget frees by itself; 0 if it may be asked earlier."""
         return 0.0 if self._ask_ms.get(budget, math.inf) <= now_ms else self._until_ms.get(budget, 0.0)
 
     def are_contended(self, budgets: Budgets, now_ms: float) -> bool:
@@ -61,12 +62,15 @@ class SpentBudgets:
         return any(self._contended_until_ms.get(budget, 0.0) > now_ms for budget in budgets)
 
     def by_id(self) -> dict[str, float]:
-        """Return the ids of spent budgets, and until when each is spent."""
+        """Return the ids of spent budgets, each with its end."""
         self._forget_what_passed(self._clock.monotonic_ms())
         return {budget.id: until_ms for budget, until_ms in self._until_ms.items()}
 
     def note(self, budget: Budget, until_ms: float) -> None:
-        """Note that this budget is spent until then; a later moment that is known already stays."""
+        """Note that this budget is spent until this moment.
+
+        A later moment that is known already stays.
+        """
         now_ms = self._clock.monotonic_ms()
         self._until_ms[budget] = max(until_ms, self._bound_until_ms(budget, now_ms))
         if any(limit.tokens is not None for limit in budget.limits):
@@ -80,8 +84,10 @@ class SpentBudgets:
         self._ask_ms.pop(budget, None)
 
     def free(self, budgets: Budgets) -> None:
-        """Note that something was given back to these budgets, so that they are asked again soon, before the moment that they named.
-        They are not asked at once, because each of many calls gives back a little."""
+        """Note that these budgets got a part back, so that they are asked again soon.
+
+        They are not asked at once, because each of many calls gives back a little.
+        """
         soon_ms = self._clock.monotonic_ms() + FREED_MS
         for budget in budgets:
             if self._until_ms.get(budget, 0.0) > soon_ms:

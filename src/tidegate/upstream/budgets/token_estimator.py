@@ -1,17 +1,23 @@
-"""The estimate of how many tokens a call takes, which is charged before it is sent. The operator chooses the kind for each deployment:
+"""The estimate of a call's tokens, which is charged before it is sent.
 
-    likely    prompt bytes over four, and what this model's answers used to take, at most what the caller allows
-    bound     prompt bytes but those of images, the most that images and files may have, and all that the caller allows: real tokens
-              cannot be more
+The operator chooses the kind for each deployment:
 
-A call whose caller allows any number of tokens has no bound: it takes all that its smallest limit has, and so runs alone under that
-limit. This module looks into a body only for what bounds the answer and the prompt.
+    likely    prompt bytes over four, and the usual length of this model's answers, at most the
+              caller's limit
+    bound     prompt bytes without those of images, the most that images and files may have, and all
+              that the caller allows: real tokens cannot be more
 
-The most that a call may cost is its bound at the deployment's prices. Under a budget in money a call without a bound is not sent: the
-caller limits the length of the answer, or the operator does so for the deployment. A call that costs more than its tokens is not sent
-either, unless the price covers that. The likely cost differs from the most in the prompt alone: a plain letter counts as half a token,
-another byte nearly as a whole one. Once the deployment has counted tokens of prompts, the estimate is a quarter above its highest
-count.
+A call whose caller allows any number of tokens has no bound. It takes all of its smallest limit,
+and so runs alone under that limit. This module reads a body only for the bounds of answer and
+prompt.
+
+The most that a call may cost is its bound at the deployment's prices. Under a budget in money a
+call is not sent if it has no bound, or if it costs more than its tokens and the price does not
+cover that. The caller limits the length of the answer, or the operator does so for the deployment.
+
+The likely cost differs from the most in the prompt alone: a plain letter counts as half a token,
+another byte as nearly a whole one. Once the deployment has counted tokens of prompts, the estimate
+is a quarter above its highest count.
 """
 
 import math
@@ -41,7 +47,8 @@ NEWEST_WEIGHT = 0.02
 WHOLE_BUDGET = sys.maxsize
 
 
-# Tokens for each byte of a prompt, before a deployment has counted any: for a plain letter or a space, and for any other byte.
+# Tokens for each byte of a prompt before a deployment has counted any: for a plain letter or a
+# space, and for any other byte.
 _LETTERS = string.ascii_letters.encode() + b" "
 LETTER_TOKENS = 0.5
 OTHER_TOKENS = 0.8
@@ -52,8 +59,11 @@ COUNTED_BYTES_MIN = 256
 
 
 class TokenEstimator:
-    """Estimates of tokens. They learn, for each model, how many tokens an answer takes on average, and how many tokens a deployment
-    counts in prompts at most."""
+    """Estimates of tokens, which learn from answers.
+
+    They learn the mean tokens of each model's answers, and the most tokens that a deployment counts
+    in prompts.
+    """
 
     def __init__(self) -> None:
         self._output_tokens: dict[str, float] = {}
@@ -73,7 +83,7 @@ class TokenEstimator:
             self._output_tokens[model] = known + NEWEST_WEIGHT * (output_tokens - known)
 
     def tokens(self, call: Call, estimate: Estimate) -> int:
-        """Return how many tokens this call is charged before it is sent; WHOLE_BUDGET when nothing bounds it."""
+        """Return how many tokens this call is charged before it is sent; WHOLE_BUDGET: no bound."""
         if estimate is Estimate.BOUND:
             if call.endpoint in SILENT:
                 return _size_bytes(call)
@@ -102,7 +112,10 @@ class TokenEstimator:
         )
 
     def learn_prompt(self, call: Call, deployment: Deployment, usage: Usage) -> None:
-        """Learn how many tokens a deployment counted in a prompt. Only the highest ratio of its count to the estimate is kept."""
+        """Learn how many tokens a deployment counted in a prompt.
+
+        Keep its highest ratio to the estimate.
+        """
         size = compared_bytes(call.endpoint, call.body)
         if (
             size < COUNTED_BYTES_MIN
@@ -110,7 +123,8 @@ class TokenEstimator:
             or call.audio is not None
             or hidden_tokens(call.body).most
         ):
-            # The count says nothing of text: more tokens than bytes mean that the deployment fetched something.
+            # The count is not about text alone: with more tokens than bytes the deployment fetched
+            # a file.
             return
         likely, is_wordy = _likely_tokens(call)
         key = (deployment.name, call.model, is_wordy)
@@ -119,18 +133,22 @@ class TokenEstimator:
         self._counted[key] = max(usage.input_tokens / likely, COUNTED_MIN, self._counted.get(key, 0.0))
 
     def likely(self, call: Call, deployment: Deployment, most: Usage) -> Usage:
-        """Return what this call will likely use at a deployment: the most that it can use, but with the likely tokens of its prompt."""
+        """Return the likely usage of this call: the most, but with its prompt's likely tokens."""
         likely, is_wordy = _likely_tokens(call)
         counted = self._counted.get((deployment.name, call.model, is_wordy))
         if counted is not None:
             likely *= counted * COUNTED_MARGIN
-        # Most calls can use as many tokens as they have bytes, so nothing is hidden in them, and they are not looked through again.
+        # Most calls can use as many tokens as they have bytes. Then they hide no tokens, and are
+        # not searched again.
         hidden = hidden_tokens(call.body).likely if most.input_tokens != len(call.body) else 0
         tokens = math.ceil(likely) + audio_tokens(call) + hidden
         return Usage(min(tokens, most.input_tokens), 0, most.output_tokens)
 
     def most(self, call: Call, deployment: Deployment) -> Usage:
-        """Return the most that this call can use at a deployment of what has a price; raise Unbounded when nothing bounds it."""
+        """Return the most that this call can use at a deployment with a price.
+
+        Raise Unbounded without a bound.
+        """
         output: int | None = 0
         if deployment.price is not None and deployment.price.output_nano and call.endpoint not in SILENT:
             output = _allowed(call, deployment.output_tokens_max)
@@ -176,5 +194,5 @@ def _likely_tokens(call: Call) -> tuple[float, bool]:
 
 
 def _allowed(call: Call, otherwise: int = 0) -> int | None:
-    """The most tokens that all choices of a call's answers may have; None when neither the caller nor `otherwise` limits them."""
+    """Return the most tokens of all choices of a call's answers; None if there is no limit."""
     return output_tokens_max(call.endpoint, call.body, otherwise, call.items)

@@ -1,1 +1,1 @@
-"""Calls, background and interactive: choose a deployment, send, and settle what a call took."""
+"""Calls, background and interactive: choose a deployment, send, and settle the usage."""

@@ -1,17 +1,16 @@
-"""The choice of a deployment for a call, what the call takes of it while it is under way, and what is learned from its end.
+"""The choice of a deployment for a call, the call's part of it meanwhile, and what its end teaches.
 
-`View` answers what is known at one moment: which deployments have a slot, which budgets are spent, and from when on they take calls. It
-reads deployments, budgets and slots, and changes none of them. `choose` is a pure function of it, for batch work and interactive calls
-alike.
+- `View` has the present state: which deployments have a slot, which budgets are spent, and from
+  when on they take calls. It reads deployments, budgets and slots, and changes none of them.
+- `choose` is a pure function of it, for batch work and interactive calls alike.
+- `Admissions` takes the call's part in the same moment: a slot, a place in the tide, an attempt.
+  Items and flex calls count as background calls, interactive calls count apart, and all of them
+  count against the deployment's slots. An admission ends exactly once.
+- `Feedback` reports the end of a call to its deployment, the other processes and its sender. An
+  answer shows the usage and the deployment's limits; a failure may show that the deployment is not
+  healthy. A failure by our own ceiling, deadline or budgets does not.
 
-`Admissions` takes what was chosen in the same moment: a slot, a place in the tide, an attempt. Items and flex calls count as background
-calls, interactive calls are counted apart, and all of them count against the deployment's slots. An admission ends exactly once.
-
-`Feedback` passes on how a call ended, to its deployment, the other processes and its sender. An answer shows what the call used and
-which limits the deployment reports; a failure shows whether the deployment is healthy. A failure of our own ceiling, deadline or
-budgets says nothing about its health.
-
-Nothing waits or is sent here.
+This module does not wait and sends no call.
 """
 
 import asyncio
@@ -64,7 +63,7 @@ BUSY = (429, 503, 529)
 
 
 class View:
-    """What is known at one moment. `routes` is where names lead: for reading."""
+    """The state of routes, slots and budgets at one moment. `routes` is for reading."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class View:
     # Slots.
 
     def has_model_slots(self, route: NameRoute, call: Call, now_ms: float) -> bool:
-        """Return whether the call's model has a slot for background work, and this process still owns its share of slots."""
+        """Return whether the call's model has a background slot that this process still owns."""
         slots = self._model_slots
         return (self._demand.is_alone or self._demand.own_until_ms() > now_ms) and (
             not slots.has_caps or slots.room(route.model or call.model) >= 1
@@ -95,7 +94,7 @@ class View:
         return state.takes_interactive(owner) and (not state.counts_interactive or self._demand.own_until_ms() > now_ms)
 
     def takes_item(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
-        """Return whether a deployment has a slot for this background call, and nothing else keeps it from taking the call."""
+        """Return whether a deployment has a slot for this background call and may take it."""
         if state.free_slots(now_ms) < 1:
             return False
         if state.refusals.waiting and state.refusals.waits_until_ms(call.idempotency_key) > now_ms:
@@ -107,7 +106,7 @@ class View:
         return not state.tokens_max or state.can_take(self._estimator.tokens(call, state.deployment.estimate))
 
     def can_take(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
-        """Return whether a deployment that takes an item also takes this call, which the item shares with others."""
+        """Return whether a deployment that takes an item also takes the item's shared call."""
         if state.tide is not None and not state.tide.can_take(call.idempotency_key, call.body):
             return False
         terms = self._budgets.terms(route.budgets(state) + call.budgets)
@@ -126,19 +125,19 @@ class View:
     # Moments.
 
     def budgets_spent_until_ms(self, route: NameRoute, state: DeploymentState) -> float:
-        """The moment until which the budgets of a name on a deployment are spent."""
+        """Return the moment until which the budgets of a name on a deployment are spent."""
         return self._budgets.spent_until_ms(route.budgets(state))
 
     def is_budget_of(self, route: NameRoute, state: DeploymentState, budget_id: str) -> bool:
-        """Return whether this is one of the budgets of a name on a deployment, and not one of the caller's."""
+        """Return whether this is a budget of a name on a deployment, and not of the caller."""
         return any(budget.id == budget_id for budget in route.budgets(state))
 
     def worth_sending_at_ms(self, budgets: tuple[Budget, ...]) -> float:
-        """The moment before which nothing is worth sending under these budgets, as far as is known here."""
+        """Return the known moment before which no call is worth sending under these budgets."""
         return self._budgets.spent_until_ms(budgets) - self._patience_ms
 
     def opens_at_ms(self, route: NameRoute, state: DeploymentState) -> float:
-        """The moment from which the budgets of a name on a deployment let a call in: to be sent, or to wait briefly for them."""
+        """Return the moment from which a name's budgets on a deployment let a call in."""
         if not state.budgets and not route.own_budgets:
             return 0.0
         return self._budgets.opens_at_ms(route.budgets(state), self._patience_ms)
@@ -147,11 +146,14 @@ class View:
         return max(state.ready_at_ms(), state.background_rests_until_ms, self.opens_at_ms(route, state))
 
     def waits_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
-        """The moment until which calls for a name had better go to another deployment than this one."""
+        """Return the moment until which calls for a name should go to another deployment."""
         return max(state.rest_ends_ms(now_ms), state.background_rests_until_ms, self.opens_at_ms(route, state))
 
     def wait_ms(self, route: NameRoute, now_ms: float, call: Call) -> int | None:
-        """Return how long it is until the first deployment takes this call; None when one does now, or none is left."""
+        """Return the wait until the first deployment takes this call.
+
+        Return None if one does now, or none is left.
+        """
         states = [(one, state) for one in route.ways(call.models) for state in one.states]
         states = states or [(route, state) for state in route.interactive_states]
         moments = (max(self.waits_ms(one, state, now_ms), state.waits_until_ms(call)) for one, state in states)
@@ -174,12 +176,15 @@ def choose(
     tried: Collection[DeploymentState],
     now_ms: float,
 ) -> DeploymentState | None:
-    """Return the least loaded fit deployment, or the one that the call's prefix sticks to; None when none is fit.
+    """Return the least loaded fit deployment, or the one that the call's prefix sticks to.
 
-    Next best is a deployment whose budget is spent for a moment, then one where this call has failed before: otherwise all its tries
-    could go to the one unhealthy deployment. A background call takes a deployment whose probe is due first; otherwise the circuit of a
-    deployment beside a healthy one would stay open. A user's call goes to a deployment with an open circuit only if that deployment has
-    answered a probe since, or no other is there.
+    - Return None if none is fit.
+    - Next best is a deployment whose budget is spent for a moment, then one where this call has
+      failed before: otherwise all its tries could go to the one unhealthy deployment.
+    - A background call takes a deployment whose probe is due first. Otherwise the circuit of a
+      deployment beside a healthy one would stay open.
+    - A user's call goes to a deployment with an open circuit only if that deployment has answered a
+      probe since, or if no other is there.
     """
     is_user = traffic is not None and not traffic.flex_wait_s
     if not is_user and not view.has_model_slots(route, call, now_ms):
@@ -222,7 +227,7 @@ def choose(
 
 
 def shut_beside(route: NameRoute, chosen: DeploymentState, now_ms: float) -> DeploymentState | None:
-    """Return a deployment with an open circuit that a user's call passed over and that is due for a probe."""
+    """Return a deployment with an open circuit beside a user's chosen one whose probe is due."""
     for state in route.interactive_states:
         if state.breaker.is_open and state is not chosen and state.ready_at_ms() <= now_ms:
             return state
@@ -232,7 +237,7 @@ def shut_beside(route: NameRoute, chosen: DeploymentState, now_ms: float) -> Dep
 def _is_full_elsewhere(
     view: View, route: NameRoute, call: Call, tried: Collection[DeploymentState], now_ms: float
 ) -> bool:
-    """Return whether a healthy deployment that has not failed this call lacks only a slot for now, so that it is worth a wait."""
+    """Return whether a healthy deployment that has not failed this call lacks only a slot."""
     return any(
         state.slots.share > 0
         and state not in tried
@@ -262,7 +267,10 @@ class Feedback:
         self._notes = notes
 
     def read_reply(self, admission: "Admission", endpoint: str, reply: HttpReply) -> Answer:
-        """Return the answer, and note the limits that it reports; raise an UpstreamError of one class when it is no answer."""
+        """Return the answer and note its reported limits.
+
+        Raise one UpstreamError if it is no answer.
+        """
         status, headers, body = reply
         self.note_limits(admission, headers)
         line, usage = accept(endpoint, status, headers, body, self._clock.now_ms)
@@ -296,7 +304,8 @@ class Feedback:
             state.failures[Refused.reason] += 1
             return Refused("the upstream forbids this request (403), while others pass with the same key", status=403)
         if isinstance(error, PoolExhausted) or (now_ms >= call.deadline_ms and not isinstance(error, Throttled)):
-            # Our own ceiling or deadline says nothing about health. But a deployment that asks for a rest gets it, even after the deadline.
+            # Our own ceiling or deadline is no sign of bad health. But a deployment that asks for a
+            # rest gets it, even after the deadline.
             state.failures[error.reason] += 1
         else:
             self._learn(state, call, error, now_ms)
@@ -330,8 +339,10 @@ def _say_shut(state: DeploymentState, error: UpstreamError) -> None:
 def accept(
     endpoint: str, status: int, headers: Mapping[str, str], body: bytes, now_ms: Callable[[], int]
 ) -> tuple[bytes, Usage]:
-    """Return the answer as one line, and its usage; raise one UpstreamError when it is no answer. `now_ms` is wall time, for dates in
-    headers."""
+    """Return the answer as one line, and its usage; raise one UpstreamError if it is no answer.
+
+    `now_ms` is wall time, for dates in headers.
+    """
     if not 200 <= status <= 299:
         raise classify.refusal(status, headers, body, now_ms())
     try:
@@ -342,9 +353,12 @@ def accept(
 
 
 class Admission(msgspec.Struct, eq=False):
-    """The part of one deployment that one call takes. `number` is the call's number among the deployment's calls, set when it goes out.
-    The call may begin until `begin_by_ms`: after that, its slot may belong to another process. `is_awaiting` is true while an
-    interactive call waits for its first token."""
+    """The part of one deployment that one call takes.
+
+    - `number` is the call's number among the deployment's calls, set when it goes out.
+    - The call may begin until `begin_by_ms`; after that its slot may belong to another process.
+    - `is_awaiting` is true while an interactive call waits for its first token.
+    """
 
     state: DeploymentState
     call: Call
@@ -368,7 +382,10 @@ class Admission(msgspec.Struct, eq=False):
 
 
 class Admissions:
-    """The admissions of calls. `tides` notifies other processes of interactive calls; None where no process listens."""
+    """The admissions of calls.
+
+    `tides` notifies other processes of interactive calls; None without others.
+    """
 
     def __init__(
         self,
@@ -391,7 +408,10 @@ class Admissions:
     def begin_call(
         self, route: NameRoute, state: DeploymentState, call: Call, traffic: Traffic | None, now_ms: float
     ) -> Admission:
-        """Take what the call needs. No other call may have been admitted since its deployment was chosen."""
+        """Take the call's part.
+
+        No other call may have been admitted since its deployment was chosen.
+        """
         is_probe = state.breaker.is_open
         if is_probe:
             state.breaker.begin_probe(now_ms)
@@ -405,7 +425,8 @@ class Admissions:
             admission.begin_by(self._demand.own_until_ms())
         if traffic is not None and not traffic.flex_wait_s:
             if not self._demand.is_alone:
-                # Noted before its slot is taken. For items, a worker notes the demand when it asks for free slots.
+                # This comes before its slot is taken. For items, a worker notes the demand when it
+                # asks for free slots.
                 self._demand.note_interactive(route.interactive_states, traffic.owner)
             state.begin_interactive(traffic.owner, now_ms)
             admission.is_awaiting = True
@@ -447,12 +468,14 @@ class Admissions:
     def end_call(
         self, admission: Admission, error: UpstreamError | None = None, answer_tokens: int | None = None
     ) -> UpstreamError | None:
-        """Give back what the call took, and let its deployment learn. `answer_tokens` is given when the call was answered; without it
-        and without an error, the call was ended from here. Return the error that the caller sees."""
+        """Give back the call's part, let its deployment learn, and return the caller's error.
+
+        An answered call has `answer_tokens`. Without these and without an error, we ended the call.
+        """
         state, traffic = admission.state, admission.traffic
         learned = None
         if error is not None:
-            # Reported while the call still counts as in flight.
+            # The failure is reported while the call still counts as in flight.
             learned = self._feedback.failed(state, admission.call, error, admission.attempt)
         elif answer_tokens is not None:
             self._feedback.answered(state)
@@ -488,7 +511,7 @@ class Admissions:
     # Calls that wait for a slot.
 
     def note_demand(self, route: NameRoute, call: Call, traffic: Traffic | None, now_ms: float) -> None:
-        """Let the loop that shares slots know what this call finds and lacks."""
+        """Report to the loop that shares slots which slots this call finds, and which it lacks."""
         if traffic is not None and not traffic.flex_wait_s:
             self._demand.note_interactive(route.interactive_states, traffic.owner)
         else:
@@ -511,8 +534,10 @@ class Admissions:
         traffic: Traffic | None,
         chosen: DeploymentState | None = None,
     ) -> None:
-        """Note that the call waits at these deployments no longer. At the chosen one it begins in the same moment, so that tide is not
-        notified."""
+        """Note that the call no longer waits at these deployments.
+
+        At the chosen one it begins in the same moment, so that tide is not notified.
+        """
         for state in states:
             if traffic is not None and not traffic.flex_wait_s:
                 state.end_wait(traffic.owner)

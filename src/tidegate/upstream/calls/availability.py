@@ -1,8 +1,8 @@
-"""The answers to what the engine asks before it sends: whether the deployments of a name take background work now, how much, and if
-not, from when on.
+"""The room of names for background work: how many calls their deployments take, and from when on.
 
-A name's fallbacks count while its own deployments rest, have an open circuit or have spent their budgets, and not while they are merely
-full: waiting for a slot is no failure. Nothing here takes a slot, waits or sends.
+A name's fallbacks count while its own deployments rest, have an open circuit or have spent their
+budgets. They do not count while those are only full, because a wait for a slot is no failure. This
+module takes no slot, and does not wait or send.
 """
 
 from tidegate.core.budgets.budget import Budget
@@ -21,7 +21,10 @@ PROBE_ANSWER_MS = 1_000
 
 
 class Availability:
-    """The room that names have for background work. `in_flight_max` is how many calls this process may have out where items share calls."""
+    """The room of names for background work.
+
+    `in_flight_max` is the most calls of this process in flight if items share calls.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Availability:
                 continue
             slots = state.free_slots(now_ms)
             if state.waiting > READY_MAX:
-                # Where the tide admits fewer calls than there are slots, only a few calls wait ready.
+                # If the tide admits fewer calls than there are slots, only a few calls wait ready.
                 slots = max(0, slots - state.waiting + READY_MAX)
             free += slots
         if free and self._model_slots.has_caps:
@@ -81,7 +84,8 @@ class Availability:
         if free:
             spare = self._states.spare_calls()
             if self._states.is_grouping and self._in_flight_max:
-                # Where items share calls, items are not calls: the calls in flight are counted here.
+                # If items share calls, the number of items is not that of calls, so calls in flight
+                # are counted here.
                 spare = min(spare, self._in_flight_max - self._states.calls_in_flight())
             free = max(0, min(free, spare))
         return free if route.items_per_call == 1 else self._waiting_groups.room(route, free)
@@ -92,14 +96,20 @@ class Availability:
         return all(self._view.ready_at_ms(route, state) > now_ms for state in route.states)
 
     def rests_until_ms(self, model: str) -> float:
-        """Return the moment before which nothing may be sent for this name; 0 when it may be sent now."""
+        """Return the moment before which no call may be sent for this name.
+
+        Return 0 if one may be sent now.
+        """
         now_ms, route = self._clock.monotonic_ms(), self._routes.get(model, self._routes.other)
         ways = (route, *route.fallbacks)
         at_ms = min((self._rest_ends_ms(one, state, now_ms) for one in ways for state in one.states), default=0.0)
         return at_ms if at_ms > now_ms else 0.0
 
     def closed(self, model: str) -> str:
-        """Return why nothing may be sent now; empty while something may, or when no deployment serves this name."""
+        """Return why no call may be sent now.
+
+        The text is empty if one may, or if no deployment serves this name.
+        """
         now_ms, route = self._clock.monotonic_ms(), self._routes.get(model, self._routes.other)
         if not route.states or self.free_slots(model):
             return ""
@@ -121,18 +131,23 @@ class Availability:
         return Reason.NO_AVAILABLE_SLOTS
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
-        """The moment before which nothing is worth sending under these budgets, as far as is known here; 0 when a call may be sent now."""
+        """Return the known moment before which no call is worth sending under these budgets.
+
+        Return 0 if one is now.
+        """
         at_ms = self._view.worth_sending_at_ms(budgets)
         return at_ms if at_ms > self._clock.monotonic_ms() else 0.0
 
     def budgets(self, model: str) -> list[tuple[Budget, ...]]:
-        """Return the budgets that bind calls for this name, for each deployment that could take them."""
+        """Return the budgets that bind calls for this name, for each possible deployment."""
         route = self._routes.get(model, self._routes.other)
         return [one.budgets(state) for one in (route, *route.fallbacks) for state in one.states]
 
     def _rest_ends_ms(self, route: NameRoute, state: DeploymentState, now_ms: float) -> float:
-        """The moment at which a deployment's rest ends. A probe that is out may end it at any time, so the time of the next probe would
-        be too late."""
+        """Return the moment at which a deployment's rest ends.
+
+        A probe that is out may end it at any time, so the time of the next probe would be too late.
+        """
         at_ms = self._view.waits_ms(route, state, now_ms)
         is_probing = state.breaker.is_open and state.breaker.state is BreakerState.PROBING
         return min(at_ms, now_ms + PROBE_ANSWER_MS) if is_probing else at_ms

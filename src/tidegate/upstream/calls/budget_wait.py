@@ -1,7 +1,7 @@
 """The next step of a call that its budgets put off: another deployment, or a short wait here.
 
-A call waits here only for a budget that frees within a moment, and only a few background calls wait for each budget. Nothing is sent or
-spent here.
+A call waits here only for a budget that frees within a moment, and only a few background calls wait
+for each budget. This module sends and spends nothing.
 """
 
 import asyncio

@@ -1,14 +1,22 @@
 """The one road of a call to a model server, for batch work and interactive calls alike.
 
-`NamedCalls` takes a call for a name: within what its key may have at once, along the name's own deployments and then its fallbacks. A
-call goes on to the next only if those before can neither have done nor billed it, or were too busy while a user waits. An item goes
-alone or in a group, by its route. A call that a lost worker left in a queue is waited for there, and sent to no other deployment.
+`NamedCalls` takes a call for a name: within its key's limit of calls at once, along the name's own
+deployments and then its fallbacks.
 
-`CallPath` takes a call along one route: it chooses a deployment, takes its slot in the same moment, sends the call there, and learns
-from its end. It goes on to another deployment only when the first can neither have done nor billed it, and then under the other's
-budgets; never after its first byte came. An interactive call goes on from a server that is too busy (503, 529), too. A stream is read
-from its first byte on, every other answer whole. A plain call, bound by no budget and in its engine's own shape, is sent here, for
-items and users alike; `Exchange` sends the rest.
+- A call goes on to the next route only if those before can neither have done nor billed it, or were
+  too busy while a user waits.
+- An item goes alone or in a group, by its route.
+- A call that a lost worker left in a queue is waited for there, and sent to no other deployment.
+
+`CallPath` takes a call along one route: it chooses a deployment, takes its slot in the same moment,
+sends the call there, and learns from its end.
+
+- It goes on to another deployment only if the first can neither have done nor billed the call, and
+  then under the other's budgets; never after its first byte came. An interactive call goes on from
+  a server that is too busy (503, 529), too.
+- A stream is read from its first byte on, every other answer whole.
+- A plain call, bound by no budget and in its engine's own shape, is sent here, for items and users
+  alike. `Exchange` sends the others.
 """
 
 import asyncio
@@ -128,7 +136,8 @@ class CallPath:
             try:
                 return await self._open_at(route, state, call, traffic, now_ms)
             except Withheld as error:
-                # Each deployment puts a call off at most once without a wait: what is wrong with the call itself is wrong everywhere.
+                # Each deployment puts a call off at most once without a wait, because a fault of
+                # the call itself is one everywhere.
                 put_off.append(state)
                 state = await self._budget_wait.next_state(route, put_off, call, traffic, error, give_up_ms)
                 now_ms = self._clock.monotonic_ms()
@@ -287,7 +296,10 @@ class NamedCalls:
         return self._along(route, call, traffic) if route.fallbacks else self._path.open(route, call, traffic)
 
     async def send_interactive(self, call: Call, owner: str) -> Answer:
-        """Send an item's request in front of background work, and read its whole answer; `owner` is the share owner of its slots."""
+        """Send an item's request in front of background work, and read its whole answer.
+
+        `owner` is the share owner of its slots.
+        """
         now_s = self._clock.now_ms() // 1000
         translation: ItemTranslation | None = None
 
@@ -393,7 +405,7 @@ def _names(route: NameRoute) -> str:
 
 
 async def _out_at(route: NameRoute, call: Call) -> DeploymentState | None:
-    """Return the deployment in whose queue a lost worker left this very call."""
+    """Return the deployment in whose queue a lost worker left this same call."""
     for state in route.queued_states:
         line = state.queued_line
         if line is not None and await line.is_out(call.idempotency_key, call.attempt_count):

@@ -1,6 +1,7 @@
-"""The error of a route that takes no call at all: its deployments are drained, rest, reject our key, answer with errors or are away.
+"""The error of a route that takes no call at all.
 
-It is chosen by what the deployments remember of their last failures. Nothing here waits or sends.
+Its deployments are drained, rest, reject our key, answer with errors or are away. The error follows
+from their last failures. This module does not wait or send.
 """
 
 from collections.abc import Sequence

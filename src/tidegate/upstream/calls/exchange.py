@@ -1,10 +1,10 @@
-"""One call at one deployment that is more than a plain call: it needs a permit, another shape, or a stream.
+"""One call at one deployment that is no plain call: it needs a permit, another shape, or a stream.
 
-A permit is taken, the call is sent under it, and what it took is settled by one table for all traffic, however the call ends. This
-module neither chooses a deployment nor judges one.
+A permit is taken and the call is sent under it. However the call ends, one table for all traffic
+settles its usage. This module neither chooses a deployment nor judges one.
 
-An answer that is streamed is an `UpstreamResponse`. It is closed once, whatever happens: by its end, by its reader, or because it broke.
-Only then are its slots and its permit given back and its usage settled.
+A streamed answer is an `UpstreamResponse`. It is closed once, in any case: at its end, by its
+reader, or after a failure. Only then are its slots and its permit given back and its usage settled.
 """
 
 import asyncio
@@ -44,12 +44,14 @@ EVENT_STREAM = "text/event-stream"
 
 
 class ReaderLeft(Exception):
-    """The reader wanted no more of an answer."""
+    """The reader does not want the rest of an answer."""
 
 
 class UpstreamResponse:
-    """The answer to a streamed request while it comes, read and closed by the task that opened it. `first` is the part that has come
-    already."""
+    """The answer to a streamed request while it comes, read and closed by the task that opened it.
+
+    `first` is the part that has come already.
+    """
 
     __slots__ = (
         "_admission",
@@ -97,17 +99,19 @@ class UpstreamResponse:
         self._key_slots = slots
 
     def when_ended(self, report: Callable[[BaseException | None], None]) -> None:
-        """Call `report` once when the stream ends: with None when it came whole, with ReaderLeft when its reader wanted no more of it."""
+        """Call `report` once at the stream's end: with None, or ReaderLeft if its reader left."""
         self._ended = report
 
     @property
     def bytes_max(self) -> int:
-        """The most bytes of an answer that may be kept in memory at once."""
+        """Return the most bytes of an answer that may be kept in memory at once."""
         return self._stream.bytes_max
 
     async def read(self) -> bytes:
-        """Return the next lines as the upstream sent them, without our key and account; empty at the end. Raise one UpstreamError when
-        the stream breaks off."""
+        """Return the upstream's next lines without our key and account; empty at the end.
+
+        Raise one UpstreamError if the stream breaks off.
+        """
         while chunk := await self._read():
             if self._filter is not None:
                 chunk = self._filter.feed(chunk)
@@ -136,18 +140,21 @@ class UpstreamResponse:
         return chunk
 
     def pause_timeout(self) -> None:
-        """Stop the read time-out while the client is waited for."""
+        """Stop the read time-out during a wait for the client."""
         self._stream.pause_timeout()
 
     def resume_timeout(self) -> None:
         self._stream.resume_timeout()
 
     def was_cut(self) -> bool:
-        """Return whether this call was given up because the client read nothing for too long. To be asked once, after a cancellation."""
+        """Return whether this call was given up because the client did not read for too long.
+
+        Ask once, after a cancellation.
+        """
         return self._stream.was_cut()
 
     def close(self) -> None:
-        """Close the connection at once, because the rest is not wanted; this is no failure of the deployment."""
+        """Close the connection at once, without the rest; this is no failure of the deployment."""
         self._finish(None, came_whole=False)
 
     def _finish(self, error: UpstreamError | None, *, came_whole: bool) -> UpstreamError | None:
@@ -250,7 +257,10 @@ class Exchange:
     async def _under_permit(
         self, route: NameRoute, admission: Admission, shaped: Shaped, total_s: float, go: Go[T]
     ) -> T:
-        """Take a permit, send the call under it and settle it. When a permit expires before anything was written, take the next one."""
+        """Take a permit, send the call under it and settle it.
+
+        If a permit expires before a byte was written, take the next one.
+        """
         call, state, traffic = admission.call, admission.state, admission.traffic
         deployment, is_item = state.deployment, traffic is None
         budgets = route.budgets(state) + call.budgets
@@ -281,7 +291,7 @@ class Exchange:
                     admission.go_out(tokens)
                     return await go(admission, shaped, total_s, permit, receipt)
                 except PermitExpired:
-                    # Nothing was written, and the connection that took so long is there now.
+                    # The request was not written, and the slow connection is there now.
                     receipt.settle_failed(CallEnd.NOT_SENT)
                 except BaseException as wrong:
                     _settle_failed(receipt, admission, permit, wrong)
@@ -295,10 +305,11 @@ class Exchange:
         )
 
     def _look_again(self, admission: Admission, permit: SendPermit, tokens: int) -> None:
-        """Refuse to begin a call that may no longer begin, because time may have passed while it waited for its permit.
+        """Refuse to begin a call that may no longer begin after its wait for a permit.
 
-        The lease or the job's window may be over, the slot may belong to another process, the job may be paused or closing, and the
-        deployment may have asked for a rest or reported that too little is left.
+        The lease or the job's window may be over, the slot may belong to another process, the job
+        may be paused or closing, and the deployment may have asked for a rest or reported that too
+        little is left.
         """
         call, state = admission.call, admission.state
         now_ms = self._clock.monotonic_ms()
@@ -347,7 +358,7 @@ class Exchange:
     async def _read_answer(
         self, admission: Admission, traffic: Traffic, shaped: Shaped, stream: Stream, receipt: CallReceipt
     ) -> Answer | UpstreamResponse:
-        """Return a stream from its first byte on, or a whole answer where it is not streamed."""
+        """Return a stream from its first byte on, or a whole answer if it is not streamed."""
         headers = stream.headers
         self._feedback.note_limits(admission, headers)
         is_good = 200 <= stream.status <= 299

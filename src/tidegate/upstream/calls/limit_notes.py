@@ -33,7 +33,10 @@ class LimitNotes:
         self._rests = rests
 
     def note(self, state: DeploymentState, headers: Mapping[str, str], call: Call, number: int) -> None:
-        """Learn from the headers of an answer that report limits; `number` is the call's number at its deployment."""
+        """Learn from an answer's headers with limits.
+
+        `number` is the call's number at its deployment.
+        """
         now_ms = self._clock.monotonic_ms()
         wall_ms = self._clock.now_ms()
         reported = rate_limit_headers.read_rate_limits(headers, wall_ms)

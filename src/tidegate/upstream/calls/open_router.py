@@ -1,4 +1,4 @@
-"""Open a router with its transports: connections of this process, and queues where deployments have one."""
+"""The opening of a router with its transports: this process's connections, and queues."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,9 @@ def open_router(
     capacity: Capacity | None = None,
     open_queue: Callable[[Queue], RequestQueue] | None = None,
 ) -> Router:
-    """Return a router over aiohttp, and over queues where deployments have one; it serves nothing yet.
+    """Return a router over aiohttp, and over queues for deployments with one.
+
+    It serves no deployment yet.
 
     Call this inside the running loop, and close the router with it.
     """

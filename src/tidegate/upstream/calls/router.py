@@ -1,7 +1,8 @@
-"""The Upstream port, and the entry of interactive calls: each call goes to a fit deployment of its model, within its limits.
+"""The Upstream port, and the entry of interactive calls: each call goes to a fit deployment.
 
-The router knows which deployments a name leads to, and puts the parts together. It does not wait out a rest or a retry: it returns the
-moment, and the engine decides what to do until then. It waits only for a budget that frees within a moment.
+The router knows which deployments a name leads to, and puts the parts together. It does not wait
+for the end of a rest or for a retry: it returns the moment, and the engine decides what to do until
+then. It waits only for a budget that frees within a moment.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from tidegate.upstream.tide.tides import TideLimit, tide_of
 
 
 class Router:
-    """The Upstream port is made of the parts' own methods: `NamedCalls` sends an item's call, `Availability` says what may be sent."""
+    """The Upstream port, made of its parts' methods: `NamedCalls` sends, `Availability` answers."""
 
     def __init__(
         self,
@@ -103,7 +104,10 @@ class Router:
     # Where calls may go.
 
     def serve(self, deployments: Iterable[Deployment], resources: Iterable[Resource] = ()) -> None:
-        """Serve these deployments from now on; raise SettingsError when one of them cannot be used."""
+        """Serve these deployments from now on.
+
+        Raise SettingsError if one of them cannot be used.
+        """
         for why in self.replace(deployments, resources).values():
             raise SettingsError(why)
 
@@ -113,11 +117,15 @@ class Router:
         resources: Iterable[Resource],
         model_in_flight_max: Mapping[str, int] | None = None,
     ) -> dict[str, str]:
-        """Serve these deployments from now on. Those that cannot be used are left out and returned, each with the reason. Without
-        `model_in_flight_max` the caps of models stay.
+        """Serve these deployments from now on.
 
-        Calls in flight at a deployment that is gone, or is another server now, end there, and calls that wait look again. A deployment
-        of which only other terms changed keeps its calls, its health and what was learned of it.
+        Return the reasons for unusable ones, which are left out.
+
+        - Without `model_in_flight_max` the caps of models stay.
+        - Calls in flight at a deployment that is gone, or is another server now, end there, and
+          calls that wait look again.
+        - A deployment of which only other terms changed keeps its calls, its health and its
+          lessons.
         """
         self._model_slots.allow(model_in_flight_max, self._admissions.out)
         refused = self._states.serve(deployments)
@@ -129,7 +137,10 @@ class Router:
         return refused
 
     def names(self) -> list[str]:
-        """Return every model and resource that leads to a deployment; a deployment that serves any model adds no name."""
+        """Return all models and resources that lead to a deployment.
+
+        A deployment that serves any model adds no name.
+        """
         return self._routes.names()
 
     def model_of(self, name: str) -> str:
@@ -139,7 +150,7 @@ class Router:
     # What operators and callers ask.
 
     def interactive(self, deployment: str) -> tuple[int, int]:
-        """Return how many interactive calls this process has at a deployment, and how many of them wait for their first token."""
+        """Return the interactive calls here at a deployment, and those without a first token."""
         state = self._states[deployment]
         return state.interactive_in_flight, state.interactive_awaiting
 
@@ -149,11 +160,14 @@ class Router:
         return [state.status(now_ms, self._budgets.spent_until_ms(state.budgets)) for state in states]
 
     def tide_limits(self) -> dict[str, TideLimit]:
-        """Return how many background calls the tide lets this process send, by deployment; empty where it runs no items."""
+        """Return how many background calls the tide allows this process, by deployment.
+
+        The result is empty in a process that runs no items.
+        """
         return {tide.deployment.name: tide.limit for tide in self._states.tides() if tide.runs_items}
 
     def rooms(self, budgets: tuple[Budget, ...]) -> list[LimitRoom]:
-        """Return what the limits of requests and tokens of these budgets have left, as far as is known here."""
+        """Return the last known remainders of these budgets' limits of requests and tokens."""
         return self._budgets.rooms(budgets)
 
     def spent(self) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""The queue of calls for which no deployment is fit. A call waits while only a slot is missing; otherwise it gets an error that names
-what is missing.
+"""The queue of calls for which no deployment is fit.
 
-No call waits here for long, and none for a rest, a probe or a budget: the engine or the caller waits for those. All calls wait in one
-line; interactive ones go first because a deployment keeps the slots that they wait for. Nothing is sent here.
+A call waits while only a slot is missing; otherwise it gets an error with the reason. No call waits
+here for long, and none for a rest, a probe or a budget: the engine or the caller waits for those.
+All calls wait in one line; interactive ones go first, because a deployment keeps the slots that
+they wait for. This module sends nothing.
 """
 
 import asyncio
@@ -41,7 +42,10 @@ class SlotQueue:
         self._pool_timeout_s = pool_timeout_s
 
     async def wait(self, route: NameRoute, call: Call, traffic: Traffic | None) -> DeploymentState:
-        """Wait briefly in line while only a slot is missing; otherwise raise the error that names what is missing."""
+        """Wait briefly in line while only a slot is missing.
+
+        Otherwise raise the error with the reason.
+        """
         is_user = is_users(traffic)
         timeout_s = (traffic.flex_wait_s if traffic is not None else 0.0) or self._pool_timeout_s
         standing: Sequence[DeploymentState] = ()
@@ -83,8 +87,10 @@ class SlotQueue:
     def _stand(
         self, route: NameRoute, call: Call, traffic: Traffic | None, before: Sequence[DeploymentState]
     ) -> Sequence[DeploymentState]:
-        """Register the call as waiting at the deployments of its route, which may change before its turn comes. Return those
-        deployments."""
+        """Register the call as waiting at the deployments of its route, and return them.
+
+        The route may change before its turn comes.
+        """
         states = states_for(route, traffic)
         if states is not before:
             self._admissions.end_wait(before, call, traffic)
@@ -100,7 +106,7 @@ class SlotQueue:
             self._line.give_up(turn)
 
     def _refuse(self, route: NameRoute, call: Call, traffic: Traffic | None) -> None:
-        """Raise the error that names what is missing, unless it is only a slot."""
+        """Raise the error with the reason, unless only a slot is missing."""
         now_ms = self._clock.monotonic_ms()
         if is_users(traffic):
             _refuse_user(route, call, now_ms)

@@ -1,6 +1,7 @@
-"""Open an interactive call within its span, which ends with the last byte of the answer.
+"""The opening of an interactive call within its span, which ends with the last byte of the answer.
 
-The span covers the wait for a slot and a permit, and the answer up to its end, but not what the client does with the answer.
+The span covers the wait for a slot and a permit, and the answer up to its end, but not the client's
+use of it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ async def open_traced(
     call: Call,
     traffic: Traffic,
 ) -> Answer | UpstreamResponse:
-    """Open a call; where its trace is sampled, the trace goes on in the model server."""
+    """Open a call; if its trace is sampled, the trace goes on in the model server."""
     span = spans.begin_interactive(call, is_stream=traffic.is_stream)
     if span is None:
         return await open_call(call, traffic)

@@ -1,6 +1,6 @@
-"""What an interactive call brings beside its request: the shape for an engine, whether it is streamed, and where its usage is reported.
+"""The terms of an interactive call beside its request: its shape, its kind, and its usage report.
 
-An item's call brings none: where a call may be either, None stands for an item.
+An item's call has none: where a call may be either, None stands for an item.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,15 @@ Shape = Callable[[EngineKind], Shaped]
 
 
 class Traffic(NamedTuple):
-    """The terms of an interactive call. `shape` gives the request in an engine's shape. `flex_wait_s` above 0 makes it a flex call,
-    which takes slots of background work and waits at most so long for one. `owner` is the share owner of its slots, where there are
-    several: the calls of one leave some to the others. `is_item` marks an item of a job that has waited so long that it goes like an
-    interactive call."""
+    """The terms of an interactive call.
+
+    - `shape` gives the request in an engine's shape.
+    - `flex_wait_s` above 0 makes it a flex call, which takes slots of background work and waits at
+      most this long for one.
+    - `owner` is the share owner of its slots, if there are several: one owner's calls leave some
+      slots to the others.
+    - `is_item` marks an item whose job has waited until it goes like an interactive call.
+    """
 
     shape: Shape
     is_stream: bool
@@ -29,9 +34,10 @@ class Traffic(NamedTuple):
 
 
 def goes_on(error: Ambiguous, traffic: Traffic | None) -> bool:
-    """Return whether a call goes on to another deployment though this one may have done it: when the server was too busy and a user waits.
+    """Return whether a call goes on to another deployment though this one may have done it.
 
-    An item does not go on at once: its retries are counted, and the next one goes to another deployment.
+    It does if the server was too busy and a user waits. An item does not go on at once: its retries
+    are counted, and the next one goes to another deployment.
     """
     return traffic is not None and not traffic.is_item and error.code == "upstream_overloaded"
 

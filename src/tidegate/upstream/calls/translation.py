@@ -1,7 +1,8 @@
 """One call in the shape of an engine, and its answer in the shape of the caller: unchanged or translated.
 
-An endpoint speaks OpenAI's shapes or Anthropic's, and so does an engine. Where the two agree, bytes pass through untouched. What cannot be
-translated for an engine is refused with a 400 that names the field. Nothing here sends anything.
+An endpoint has OpenAI's shapes or Anthropic's, and so has an engine. If the two agree, bytes pass
+through untouched. A field that cannot be translated for an engine is refused with a 400 that names
+it. This module sends nothing.
 """
 
 from collections.abc import Iterable
@@ -22,9 +23,10 @@ _VLLM_LIKE = (EngineKind.VLLM, EngineKind.SGLANG)
 
 
 class Shaped(NamedTuple):
-    """A request as one kind of engine takes it: where to, the body, and more header lines, each with its line end.
+    """A request as one kind of engine takes it: endpoint, body, and more header lines.
 
-    `hides_usage`: we asked for the stream's usage, and the caller must not see the chunk that reports it.
+    With `hides_usage` we asked for the stream's usage, and the caller must not see the chunk with
+    it.
     """
 
     endpoint: str
@@ -39,7 +41,10 @@ def is_translated(endpoint: str, engine: EngineKind) -> bool:
 
 
 def as_form(shaped: Shaped, file: AudioFile, deployment: Deployment, name: str) -> Shaped:
-    """Return the request as a form with its file; Untranslatable for a deployment behind a queue, whose messages are JSON."""
+    """Return the request as a form with its file.
+
+    Raise Untranslatable for a queue, which takes only JSON.
+    """
     if deployment.queue is not None:
         message = f"this model is served through a queue, which takes no files: {shaped.endpoint} needs a server that is called itself"
         body = refused_body(message, "unsupported_endpoint", None)
@@ -49,12 +54,15 @@ def as_form(shaped: Shaped, file: AudioFile, deployment: Deployment, name: str) 
 
 
 def beta_header(betas: str, engine: EngineKind) -> bytes:
-    """Return the header line that asks an engine of Anthropic's for these betas; other engines know none."""
+    """Return the header line that asks one of Anthropic's engines for these betas.
+
+    Other engines have none.
+    """
     return f"anthropic-beta: {betas}\r\n".encode() if betas and engine is EngineKind.ANTHROPIC else b""
 
 
 def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str]:
-    """Return those of these endpoints that an engine does not have and for which calls cannot be translated, as far as is known."""
+    """Return those of these endpoints that an engine is known not to have, even by translation."""
     return [one for one in endpoints if is_translated(one, engine) and one not in (CHAT, MESSAGES)]
 
 
@@ -74,7 +82,10 @@ class Translation(msgspec.Struct, eq=False):
         return self.endpoint == MESSAGES
 
     def shape(self, engine: EngineKind) -> Shaped:
-        """Return the request as this engine takes it; ApiProblem when it cannot be translated."""
+        """Return the request as this engine takes it.
+
+        Raise ApiProblem if it cannot be translated.
+        """
         self.is_translated = is_translated(self.endpoint, engine)
         self.left_out = ()
         if not self.is_translated:
@@ -104,7 +115,7 @@ class Translation(msgspec.Struct, eq=False):
         return translate.answer_to_openai(body, self.now_s).body
 
     def refusal(self, status: int, body: bytes, request_id: str | None = None) -> bytes:
-        """Return an engine's refusal in the caller's shape: its own bytes where they have that shape already."""
+        """Return an engine's refusal in the caller's shape, unchanged if it has it already."""
         is_ours = not self.is_translated and translate.is_error_of(body, anthropic=self.is_anthropic)
         if is_ours:
             return body
@@ -114,7 +125,10 @@ class Translation(msgspec.Struct, eq=False):
 
 
 class ItemTranslation:
-    """An item on its way to an engine of the other shape. If it cannot be translated, an UpstreamError of this item is raised."""
+    """An item on its way to an engine of the other shape.
+
+    A failed translation is the item's UpstreamError.
+    """
 
     def __init__(self, endpoint: str, body: bytes, engine: EngineKind, now_s: int) -> None:
         self._translation = Translation(endpoint, body, now_s)
@@ -129,7 +143,10 @@ class ItemTranslation:
             raise Untranslatable(problem.message, status=problem.status, body=body, code=problem.code)
 
     def answer(self, line: bytes) -> bytes:
-        """Return the answer in the shape of the item's endpoint; BrokenAnswer when it cannot be translated."""
+        """Return the answer in the shape of the item's endpoint.
+
+        Raise BrokenAnswer if that fails.
+        """
         try:
             return self._translation.answer(line)
         except ApiProblem as wrong:

@@ -1,1 +1,1 @@
-"""Items that share one call: collect, send, and hand out the answers."""
+"""Items that share one call: collect them, send them, and give each its answer."""

@@ -1,7 +1,7 @@
-"""The kinds of groups, embeddings and chat: which items may share a call, and how that call is built and its answer split.
+"""The kinds of groups, embeddings and chat: shared calls are built here, and their answers split.
 
-The rules of what is grouped are in `core/grouping/embeddings.py` and `core/grouping/chat.py`; this module applies them to a route and a
-deployment's settings. Nothing here waits, sends or counts.
+`core/grouping/embeddings.py` and `core/grouping/chat.py` have the rules. This module applies them
+to a route and a deployment's settings. It does not wait, send or count.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,24 @@ from tidegate.core.retry import GiveUp
 from tidegate.core.wording import in_words
 from tidegate.upstream.routing.routes import NameRoute
 
-# One item's answer, as a call of its own would have got it, or the error in its place.
+# One item's answer, as a separate call would have got it, or the error in its place.
 Share = tuple[bytes, Usage] | UpstreamError
 
 
 class GroupKind(Protocol):
-    """Groups of items of one endpoint. `endpoint` is that of the items, `path` that of a call for several of them."""
+    """The groups of items of one endpoint.
+
+    `endpoint` is the items', `path` that of a call for several.
+    """
 
     endpoint: str
     path: str
 
     def read(self, route: NameRoute, call: Call) -> Part | ChatPart | str:
-        """Return what an item brings into a group, or in a word why it goes alone."""
+        """Return an item's part in a group, or one word for the reason why it goes alone."""
 
     def items_max(self, deployment: Deployment) -> int:
-        """Return how many items a deployment takes in one call; 1 where items never share one."""
+        """Return how many items a deployment takes in one call; 1 if items never share one."""
 
     def items_min(self, deployment: Deployment) -> int:
         """Return how many items are enough to share a call."""
@@ -43,7 +46,10 @@ class GroupKind(Protocol):
         """Return the body of one call for all of these, in order."""
 
     def split(self, body: bytes, parts: Sequence[Part | ChatPart]) -> list[Share]:
-        """Return each item's part of the answer, in order; raise BrokenAnswer when it cannot be split."""
+        """Return each item's part of the answer, in order.
+
+        Raise BrokenAnswer if it cannot be split.
+        """
 
 
 class EmbeddingGroups:
@@ -104,7 +110,7 @@ class ChatGroups:
 
 
 def _widest(route: NameRoute) -> ChatBatching | None:
-    """Return the settings of the deployment of a route that takes most items in one call, one with an adapter if any has one."""
+    """Return the settings of the deployment with the largest calls, if possible with an adapter."""
     asking = [state.deployment.chat_batching for state in route.states]
     asking = [one for one in asking if one.mode is chat.ChatMode.SYNC_MICROBATCH]
     return max(asking, key=lambda one: (one.has_executor, one.upstream_max_batch_size), default=None)

@@ -1,10 +1,15 @@
-"""Groups: several items of one job sent as one call, where their deployment takes that.
+"""Groups: several items of one job that are sent as one call, if their deployment takes that.
 
-Items come one by one, and each has a caller that waits for it. Items that fit together form a waiting group. One of them leads: it
-waits for a slot like any call, and then takes along the items that have joined by then, as many as the deployment allows. No item waits
-for others: while slots are free every item goes at once, and while none is free a group forms by itself. The answer is split, and each
-item gets its own part. Items whose call failed because they were grouped are tried alone. This module chooses no deployment and knows
-no HTTP.
+- Items come one by one, and each has a caller that waits for it. Items that fit together form a
+  waiting group.
+- One of them leads: it waits for a slot like any call, and then takes along the items that have
+  joined by then, as many as the deployment allows.
+- No item waits for others: while slots are free every item goes at once, and while none is free a
+  group forms by itself.
+- The answer is split, and each item gets its own part. If a call failed because it was shared, its
+  items are tried alone.
+
+This module chooses no deployment and knows no HTTP.
 """
 
 import asyncio
@@ -61,7 +66,10 @@ _common = attrgetter(*[name for name in Call.__struct_fields__ if name not in _O
 
 
 class Sender(Protocol):
-    """The call path, as far as groups need it. Nothing may happen between `can_take` and `send`, or another call takes the slot."""
+    """The call path as groups need it.
+
+    The caller does not wait between `can_take` and `send`, or another call would take the slot.
+    """
 
     async def find(self, route: NameRoute, call: Call) -> DeploymentState:
         """Wait for a deployment that takes this call."""
@@ -135,7 +143,7 @@ class Groups:
     # The group.
 
     async def _lead(self, route: NameRoute, kind: GroupKind, group: WaitingGroup, item: WaitingItem) -> TurnOutcome:
-        """Wait for a slot, send all items that joined by then, and return the outcome of the leader's own item."""
+        """Wait for a slot, send all items that joined by then, and return the leader's outcome."""
         try:
             state = await self._sender.find(route, item.call)
         except UpstreamError as error:
@@ -169,7 +177,8 @@ class Groups:
             shares = self._after_failure(kind, state, members, error, size.epoch)
         except BaseException:
             for member in members[1:]:
-                # The call was ended from here, which says nothing about the other items: none of their attempts is used up.
+                # We ended the call, so the other items did not fail, and none of their attempts is
+                # used up.
                 member.set_outcome(HandedBack("the call that this request shared with others was ended"))
             raise
         found = [
@@ -194,7 +203,10 @@ class Groups:
     def _members(
         self, route: NameRoute, kind: GroupKind, state: DeploymentState, companions: list[WaitingItem]
     ) -> tuple[list[WaitingItem], Call | None]:
-        """Return the items that go together with the leader, and their call; None instead of a call when the leader goes alone."""
+        """Return the leader's group and its call.
+
+        Return None instead of a call if the leader goes alone.
+        """
         members, tokens, cap = companions[:1], companions[0].part.tokens, kind.tokens_max(state.deployment)
         now_ms = self._clock.monotonic_ms()
         for item in companions[1:]:
@@ -241,7 +253,10 @@ class Groups:
 
 
 def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
-    """Return one call for all of these items. It may begin as long as each of them may, and its key names them all."""
+    """Return one call for all of these items.
+
+    It may begin as long as each of them may, and its key names them all.
+    """
     calls = [member.call for member in members]
     first = calls[0]
     digest = blake2b(" ".join(call.idempotency_key for call in calls).encode(), digest_size=8).hexdigest()
@@ -261,8 +276,11 @@ def _joined(kind: GroupKind, members: Sequence[WaitingItem]) -> Call:
 
 
 def _priced(whole: Usage, shares: Sequence[Share], members: Sequence[WaitingItem]) -> Sequence[Usage]:
-    """Return the usage by which each share is priced. Budgets count the shared call as one: where the server reported no prompt tokens,
-    each item pays its part of the call's estimate instead of an estimate of its own."""
+    """Return the usage by which each share is priced.
+
+    Budgets count the shared call as one. If the server reported no prompt tokens, each item pays
+    its part of the call's estimate, and not a separate estimate.
+    """
     own = [share[1] if isinstance(share, tuple) else Usage() for share in shares]
     if any(used.input_tokens for used in own):
         return own
@@ -280,7 +298,7 @@ def _may_all_begin(calls: Sequence[Call]) -> bool:
 
 
 def _again(error: UpstreamError) -> UpstreamError:
-    """Copy an error for another item, because its receiver may change it."""
+    """Return a copy of an error for another item, because its receiver may change it."""
     same = type(error).__new__(type(error))
     same.args = error.args
     same.__dict__.update(error.__dict__)

@@ -1,6 +1,6 @@
-"""Items that wait to share a call, and the number of items that a deployment's calls hold.
+"""The items that wait to share a call, and the number of items that a deployment's calls take.
 
-Nothing here builds or sends a call.
+This module does not build or send calls.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ GroupKey = tuple[object, bytes]
 
 
 class GroupTrial:
-    """A group whose call failed. When each of its items passes alone, the grouping was at fault."""
+    """A group whose call failed. If each of its items passes alone, the grouping was at fault."""
 
     __slots__ = ("epoch", "kind", "left", "state")
 
@@ -30,7 +30,7 @@ class GroupTrial:
         self.epoch = epoch
 
     def passed(self) -> bool:
-        """Count an item that passed alone, and return True when it was the last."""
+        """Count an item that passed alone; return True if it was the last."""
         self.left -= 1
         return not self.left
 
@@ -60,7 +60,7 @@ class WaitingItem:
 
 
 class WaitingGroup:
-    """Items that may share a call, in the order in which they came. The leaders among them look for a slot."""
+    """The items that may share a call, in the order in which they came. Leaders look for a slot."""
 
     __slots__ = ("leaders", "waiting")
 
@@ -74,7 +74,10 @@ class WaitingGroup:
         return [leader, *islice(others, count - 1)]
 
     def remove(self, items: Iterable[WaitingItem], leaders: int = 1, items_each: int = 1) -> None:
-        """Remove these items. Of the others, make as many lead as are needed with `items_each` items a call, and at most `leaders`."""
+        """Remove these items, and make as many of the others lead as are needed.
+
+        That is one for each `items_each` items, and at most `leaders`.
+        """
         for item in items:
             self.waiting.pop(item, None)
             self.leaders.discard(item)
@@ -87,7 +90,7 @@ class WaitingGroup:
 
 
 class WaitingGroups:
-    """Items that wait to share a call, by route, and the size of a call by deployment and kind."""
+    """The items that wait to share a call, by route, and the size of calls by deployment."""
 
     def __init__(self) -> None:
         self._by_route: dict[NameRoute, dict[GroupKey, WaitingGroup]] = {}
@@ -96,7 +99,7 @@ class WaitingGroups:
         self._singly: dict[tuple[NameRoute, str], bool] = {}
 
     def room(self, route: NameRoute, slots: int) -> int:
-        """Return how many more items so many free slots can take, beside the items that wait already.
+        """Return how many more items these free slots can take, beside the items that wait already.
 
         Items that fit together share a slot; others take one each.
         """
@@ -115,7 +118,7 @@ class WaitingGroups:
         return width
 
     def refresh(self) -> None:
-        """Forget what depends on the deployments, because some came, changed or went."""
+        """Forget what depends on the deployments, because they changed."""
         self._widths.clear()
         self._sizes.clear()
         self._singly.clear()
@@ -150,7 +153,7 @@ class WaitingGroups:
         return size
 
     def known_size(self, state: DeploymentState, endpoint: str) -> GroupSize | None:
-        """Return the size, where a group was sent there before; None otherwise."""
+        """Return the size of calls there; None before a group was sent there."""
         return self._sizes.get((state, endpoint))
 
     def learn(self, state: DeploymentState, endpoint: str, size: GroupSize) -> None:

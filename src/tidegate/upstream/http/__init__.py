@@ -1,1 +1,1 @@
-"""One HTTP call: connections, time-outs, streams, and every failure sorted into a class."""
+"""One HTTP call: connections, time-outs and streams, with every failure sorted into a class."""

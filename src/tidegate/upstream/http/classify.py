@@ -1,8 +1,8 @@
-"""The border: a status or a foreign exception in place of an answer becomes exactly one UpstreamError.
+"""The border of HTTP: each failed status or foreign exception becomes exactly one UpstreamError.
 
-Nothing above this module sees an aiohttp exception or reads a status. The one question that decides between the classes is
-whether the upstream may have done (and billed) the work. Messages never carry request headers, and a foreign exception is
-never chained to ours, because its representation would show them.
+No module above this one sees an aiohttp exception or reads a status. One question decides between
+the classes: may the upstream have done (and billed) the work? Messages never hold request headers,
+and a foreign exception is never chained to ours, because its representation would show them.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ CERTIFICATE_WORDS = (
     "the server does not accept our side of the TLS handshake: does it demand a client certificate? "
     "check the deployment's tls.cert_file and tls.key_file"
 )
-# nginx completes the handshake without a certificate, and refuses the request with a page of its own.
+# nginx completes the handshake without a certificate, and refuses the request with its own page.
 _WANTS_CERTIFICATE = re.compile(
     rb"<title>4[0-9]{2} (?:No required SSL certificate was sent|The SSL certificate error)</title>"
 )
@@ -43,11 +43,14 @@ _OUT_OF_QUOTA = b'"insufficient_quota"'
 
 
 class CallCut(Exception):
-    """We ended a call ourselves: a time-out, the deadline, or a body that came too slowly. The text says which."""
+    """We ended a call: after a time-out, at the deadline, or because a body came too slowly.
+
+    The text says which.
+    """
 
 
 class HandshakeRejected(Exception):
-    """The server ended a TLS connection before it accepted our side of the handshake, so it read nothing of the request."""
+    """The server ended a TLS connection before it accepted our handshake, so it read no request."""
 
 
 class AnswerTooLarge(Exception):
@@ -60,12 +63,15 @@ class AnswerTooLarge(Exception):
 
 
 def no_answer(why: str, status: int, body: bytes) -> BrokenAnswer:
-    """Return the error of a call whose status says success, but whose body is no answer."""
+    """Return the error of a call with a status of success but a body that is no answer."""
     return BrokenAnswer(why, status=status, body=_bounded(body))
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> UpstreamError:
-    """Return the error of the one class that a status without success belongs to. `now_ms` is wall time, for dates in headers."""
+    """Return the error of one class for a status without success.
+
+    `now_ms` is wall time, for dates in headers.
+    """
     raw = _bounded(body)
     after_ms = retry_after_ms(headers, now_ms)
     if status == 429:
@@ -97,14 +103,18 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
 
 
 def redirect_target(headers: Mapping[str, str]) -> str:
-    """Return where a redirect leads, without the part that may be secret; empty when the headers do not name a target."""
+    """Return the target of a redirect without parts that may be secret.
+
+    The text is empty if the headers name no target.
+    """
     return headers.get("Location", "").split("?")[0][:200]
 
 
 def failure(wrong: BaseException, *, sent: bool) -> UpstreamError:
-    """Return the error of the one class for a call that ended without a whole answer.
+    """Return the error of one class for a call that ended without a whole answer.
 
-    `sent` tells whether any byte of the request can have reached the upstream: before that, nothing can have been billed.
+    `sent` tells whether any byte of the request can have reached the upstream. Before that, the
+    call cannot have been billed.
     """
     if isinstance(wrong, AnswerTooLarge):
         return AnswerTooLong(
@@ -131,7 +141,7 @@ NEVER_CONNECTED = (
 
 
 def _in_words(wrong: BaseException) -> str:
-    """Return one sentence without headers, keys or bodies: only classes, hosts and the operating system's text."""
+    """Return a sentence of classes, hosts and system text, without headers, keys or bodies."""
     match wrong:
         case CallCut():
             return str(wrong)
@@ -171,7 +181,10 @@ def _in_words(wrong: BaseException) -> str:
 
 
 def _tls_reason(error: BaseException) -> str:
-    """Return what the TLS library found wrong, in brackets. Its text is about certificates and versions, never about a request."""
+    """Return the TLS library's reason in brackets.
+
+    Its text is about certificates and versions, never about a request.
+    """
     reason = getattr(error, "verify_message", None) or getattr(error, "reason", None)
     return f" ({reason})" if isinstance(reason, str) else ""
 

@@ -1,25 +1,25 @@
-"""The connections to model servers, how many there may be, and the calls on them that take too long.
+"""The connections to model servers, their number, and the calls on them that take too long.
 
-Four parts, from the wire up. `read_plain_answer` reads the answers that are plain, which most are: one piece with a status, headers and
-a body of the stated length. Everything else is left to aiohttp's parser: pieces, bodies of no stated length, encodings, connections
-that end, and whatever looks odd. The parser costs several times as much, most of it for streams that a whole answer does not need.
+- `read_plain_answer` reads plain answers, which most are: one piece with a status, headers and a
+  body of the stated length. aiohttp's parser reads all others: pieces, bodies without a length,
+  encodings, connections that end, and odd answers. The parser costs several times as much, most of
+  it for streams that a whole answer does not need.
+- `Connections` is aiohttp's connector under a ceiling that counts idle connections too; aiohttp's
+  own limit does not. Before a new connection would break the ceiling, the longest idle one is
+  closed. Idle ones beyond `kept_alive_max` are closed later. A connection on which the server sent
+  bytes out of turn is never used, because its next bytes would be taken for another request's
+  answer. The class overrides methods of aiohttp's connector and protocol that aiohttp does not
+  document, and takes connections from the pool without aiohttp's `Connection` around each. Tests at
+  the limits, and with broken and stray answers, check that aiohttp still behaves like this.
+- `ConnectionSlots` hands out the connections below the process's ceiling. A part of them is kept
+  for interactive calls, which go first and may have all that are free.
+- `TimeoutSweep` ends calls in flight that take too long. A timer for each call and each received
+  packet would cost more than all else in this layer. So a call only counts its steps (request
+  begun, headers received, bytes received). A sweep a few times a second notes how long each call
+  has made no step, and whether its request has been written. Time-outs are exact to one sweep; the
+  total deadline is exact.
 
-`Connections` is aiohttp's connector, held to a ceiling that counts idle connections too. aiohttp limits only the connections in use and
-keeps any number of idle ones. Here, open means open: before a new connection is made beyond the ceiling, the one that has been idle
-longest is closed, and those beyond `kept_alive_max` that stay idle too. A connection on which the server sent something out of turn is
-never used: what it sends next would be taken for the answer to another request. The class overrides methods of aiohttp's connector and
-protocol that aiohttp does not document, and takes connections from the pool without aiohttp's `Connection` around each. Tests at the
-limits, and with broken and stray answers, hold aiohttp to this behaviour.
-
-`ConnectionSlots` hands out the connections of the process's ceiling: a part of them is kept for interactive calls, which go first.
-Background work never has more than the ceiling less that part; interactive calls may have all that is free.
-
-`TimeoutSweep` ends calls in flight that take too long. A timer per call and per received packet would cost more than everything else
-this layer does. So a call only counts its steps (request begun, headers received, bytes received), and a sweep a few times a second
-notes since when each call has made no step, and whether its request has been written. Time-outs are exact to one sweep; the total
-deadline is exact.
-
-This module knows nothing of what is sent.
+This module does not know the contents of calls.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ TRIM_S = 1.0
 READ_BUFFER_BYTES = 64 * 1024
 SWEEP_S = 0.25
 
-# Linux reports that a peer closed its side apart from what it sent; elsewhere only a full hang-up is seen.
+# Linux reports a peer's close of its side separately; other systems show only a full hang-up.
 _GOODBYE = getattr(select, "POLLRDHUP", 0)
 
 
@@ -79,7 +79,7 @@ class WholeHead(msgspec.Struct, frozen=True):
 
 
 class WholeBody:
-    """The body of an answer that is here already."""
+    """The body of an answer that has come whole."""
 
     __slots__ = ("_data",)
 
@@ -95,7 +95,7 @@ class WholeBody:
 
 
 def read_plain_answer(data: bytes, limits: HttpLimits) -> tuple[WholeHead, WholeBody] | None:
-    """Return the answer that these bytes hold, if it fills them exactly; None when the parser has to look."""
+    """Return the answer in these bytes if it fills them exactly; None if the parser must look."""
     head = _HEAD.match(data)
     if head is None:
         return None
@@ -134,7 +134,7 @@ _poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
 class Connection(ResponseHandler):
     """One connection to a model server. aiohttp's parser is made only for answers that are not plain."""
 
-    # The limits of the next answer, while nothing of it has come.
+    # The limits of the next answer, until its first byte has come.
     _awaited: HttpLimits | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -155,10 +155,10 @@ class Connection(ResponseHandler):
         return tls is not None and not (tls.session is not None and tls.session.has_ticket)
 
     def has_spoken(self) -> bool:
-        """Return whether the peer sent anything out of turn or closed the connection, read by the loop or still in the kernel.
+        """Return whether the peer closed the connection, or sent bytes out of turn, read or unread.
 
-        To be asked before the first byte of a request is written: then the request can still go over another connection without any
-        doubt that it was sent twice.
+        Ask before the first byte of a request is written. Then the request can still go over
+        another connection, and has certainly not been sent twice.
         """
         transport = self.transport
         if transport is None or transport.is_closing() or self.should_close:
@@ -167,7 +167,7 @@ class Connection(ResponseHandler):
         return bool(_poll(self._look_at, 1, 0))
 
     def expect_answer(self, limits: HttpLimits) -> None:
-        """Parse what comes from now on as one new answer."""
+        """Parse the bytes from now on as one new answer."""
         self._awaited = limits
 
     def data_received(self, data: bytes) -> None:
@@ -188,7 +188,7 @@ class Connection(ResponseHandler):
         super().data_received(data)
 
     def answer(self) -> Coroutine[Any, Any, tuple[Head, Body]]:
-        """Wait for the head of the next answer, and return it with the source of its body."""
+        """Wait for the head of the next answer; return it with the source of its body."""
         return self.read()
 
     def expect_nothing(self) -> None:
@@ -240,7 +240,7 @@ class Connections(aiohttp.TCPConnector):
         return found
 
     async def open(self, request: ClientRequest) -> Connection:
-        """Open a new connection to where this request would go. Nothing else of the request matters."""
+        """Open a new connection to the address of this request."""
         if self.closed:
             raise aiohttp.ClientConnectionError("the connections were closed")
         try:
@@ -257,7 +257,7 @@ class Connections(aiohttp.TCPConnector):
         return connection
 
     def keep_or_close(self, key: ConnectionKey, connection: Connection, *, whole: bool) -> None:
-        """Keep a connection for the next call if HTTP allows it. If its answer is not whole, drop it at once."""
+        """Keep a connection for the next call if HTTP allows it; drop it after half an answer."""
         transport = connection.transport
         if whole and transport is not None and not transport.get_write_buffer_size():
             connection.expect_nothing()
@@ -421,7 +421,10 @@ class ConnectionSlots:
 
 
 class InFlightCall(msgspec.Struct, eq=False):
-    """The progress of one request and its answer. `_began_cancels` is how often its task had been cancelled when it began."""
+    """The progress of one request and its answer.
+
+    `_began_cancels` is how often its task had been cancelled when it began.
+    """
 
     _task: "asyncio.Task[object]"
     _began_cancels: int
@@ -461,12 +464,12 @@ class InFlightCall(msgspec.Struct, eq=False):
         self._step += 1
 
     def pause_timeout(self, held: bool) -> None:
-        """Stop the clock of the upstream while its reader is waited for."""
+        """Stop the upstream's clock during a wait for the reader."""
         self._held = held
         self._step += 1
 
     def overdue(self, now: float, limits: HttpLimits) -> str | None:
-        """Return why this call must end now; None while it may go on."""
+        """Return why this call must end now; None if it may go on."""
         if now >= self.deadline:
             return "its deadline passed"
         if self._writer is not None and not self._written and not self._writer.writing_paused:
@@ -498,7 +501,10 @@ class InFlightCall(msgspec.Struct, eq=False):
         self._task.cancel()
 
     def cut_reason(self) -> str | None:
-        """Return why we ended this call; None when its task was also cancelled from elsewhere, which goes first."""
+        """Return why we ended this call.
+
+        Return None if its task was also cancelled from elsewhere, which goes first.
+        """
         if self._cut is None or self._task.uncancel() > self._began_cancels:
             return None
         return self._cut

@@ -1,13 +1,16 @@
-"""One HTTP call over aiohttp: slots, deadlines and size limits of our own on top, and every failure sorted.
+"""One HTTP call over aiohttp, with our own slots, deadlines and size limits; failures are sorted.
 
-This module knows URLs, bytes and time, but no models, retries or health. The seam is `Transport`: a faster client can replace aiohttp
-without a change above. Only aiohttp's connections and its parser of answers are used. Its session, request and response objects cost
-several times as much as the call itself; here the head of a request is bytes that were made once for each URL. No call has a timer: one
-sweep looks at all calls in flight.
-
-A call is sent under a `SendPermit`, which is checked once more right before the first byte. Its answer is read whole, or as a `Stream`
-once its head is here: the body follows piece by piece, as fast as it is read. A slow reader slows the upstream down, because only a
-small buffer holds what is not read yet. A stream that is closed before its end closes its connection, so that the upstream stops.
+- This module knows URLs, bytes and time, but no models, retries or health.
+- The seam is `Transport`: a faster client can replace aiohttp without a change above.
+- Only aiohttp's connections and its parser of answers are used. Its session, request and response
+  objects cost several times as much as the call itself. Here the head of a request is bytes that
+  were made once for each URL.
+- No call has a timer: one sweep looks at all calls in flight.
+- A call is sent under a `SendPermit`, which is checked once more right before the first byte.
+- An answer is read whole, or as a `Stream` once its head is here: the body follows piece by piece,
+  as fast as it is read. A slow reader slows the upstream down, because only a small buffer holds
+  unread bytes. A stream that is closed before its end closes its connection, so that the upstream
+  stops.
 """
 
 import asyncio
@@ -55,11 +58,17 @@ ONE_WRITE_BYTES_MAX = 64 * 1024
 
 
 class PermitExpired(Exception):
-    """The permit ran out before the first byte was written: nothing was sent, and the call takes a new permit."""
+    """The permit ran out before the first byte was written.
+
+    The call was not sent, and takes a new permit.
+    """
 
 
 class SendPermit(msgspec.Struct, eq=False):
-    """The permit to send one call until a moment, and while the call is wanted. `begun` is true once the call was sent under it."""
+    """The permit to send one call until a moment, and while the call is wanted.
+
+    `begun` is true once the call was sent under it.
+    """
 
     _clock: Clock
     budgets: tuple[Budget, ...]
@@ -71,12 +80,15 @@ class SendPermit(msgspec.Struct, eq=False):
     begun: bool = False
 
     def expire_by(self, moment_ms: float, may_begin: Callable[[], bool] | None) -> None:
-        """Expire at this moment, if it is earlier, or as soon as `may_begin` says that the call may no longer begin."""
+        """Expire at this moment, if it is earlier, or when `may_begin` forbids the call."""
         self.dies_ms = min(self.dies_ms, moment_ms)
         self._may_begin = may_begin
 
     def begin_send(self) -> None:
-        """Mark the permit as used, right before the first byte is written; raise PermitExpired when it has expired."""
+        """Mark the permit as used right before the first byte.
+
+        Raise PermitExpired if it has expired.
+        """
         if self._clock.monotonic_ms() >= self.dies_ms or not (self._may_begin is None or self._may_begin()):
             raise PermitExpired
         self.begun = True
@@ -106,9 +118,10 @@ class RedactedPayload:
 
 
 class Stream:
-    """An answer while it comes, read and closed by the task that opened it. `end` is called once, with whether the answer came whole.
+    """An answer while it comes, read and closed by the task that opened it.
 
-    `bytes_max` is the most bytes of an answer that are ever kept in memory at once.
+    `end` is called once, and gets whether the answer came whole. `bytes_max` is the most bytes of
+    an answer that are ever kept in memory at once.
     """
 
     __slots__ = ("_end", "_flight", "_over", "_payload", "bytes_max", "headers", "status")
@@ -131,7 +144,10 @@ class Stream:
         self._over = False
 
     async def read(self) -> bytes:
-        """Return the next bytes as they came; empty at the end. Raise one UpstreamError when the answer breaks off."""
+        """Return the next bytes as they came; empty at the end.
+
+        Raise one UpstreamError if the answer breaks off.
+        """
         if self._over:
             return b""
         failed: UpstreamError | None = None
@@ -157,7 +173,7 @@ class Stream:
         return chunk
 
     async def read_whole(self) -> bytes:
-        """Return the rest of the answer; raise when it is too large."""
+        """Return the rest of the answer; raise an error if it is too large."""
         chunks = []
         size = 0
         while chunk := await self.read():
@@ -169,18 +185,21 @@ class Stream:
         return b"".join(chunks)
 
     def pause_timeout(self) -> None:
-        """Stop the read time-out while the reader is waited for, and not the upstream."""
+        """Stop the read time-out during a wait for the reader."""
         self._flight.pause_timeout(True)
 
     def resume_timeout(self) -> None:
         self._flight.pause_timeout(False)
 
     def was_cut(self) -> bool:
-        """Return whether this stream's own time-out cancelled the task. To be asked once: it takes that cancellation back."""
+        """Return whether this stream's own time-out cancelled the task.
+
+        Ask once, because this takes that cancellation back.
+        """
         return self._flight.cut_reason() is not None
 
     def close(self) -> None:
-        """Close the connection at once, because the rest is not wanted."""
+        """Close the connection at once, without the rest."""
         self._finish(whole=False)
 
     def _finish(self, *, whole: bool) -> None:
@@ -214,13 +233,15 @@ class Client(Protocol):
     """The client of one deployment."""
 
     async def post(self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None) -> HttpReply:
-        """Send one request and read its whole answer, whatever its status; raise one UpstreamError when there is none.
+        """Send one request and read its whole answer, whatever its status.
 
-        With a permit, raise PermitExpired when it expired before the first byte.
+        Raise one UpstreamError if there is none.
+
+        With a permit, raise PermitExpired if it expired before the first byte.
         """
 
     async def get(self, url: URL, total_s: float) -> HttpReply:
-        """Ask a question that costs nothing; raise as `post` does."""
+        """Ask a question without cost; raise as `post` does."""
 
 
 @runtime_checkable
@@ -235,16 +256,16 @@ class StreamingClient(Protocol):
 
 @runtime_checkable
 class QueuedClient(Protocol):
-    """A client whose calls may still be under way though their sender is gone."""
+    """A client whose calls may still be under way after their sender is gone."""
 
     async def is_out(self, idempotency_key: str, attempt: int) -> bool:
-        """Return whether this very call is under way there; False when that is not known."""
+        """Return whether this same call is under way there; False if that is not known."""
 
 
 class Transport(Protocol):
     @property
     def pool_timeout_s(self) -> float:
-        """The time that a call waits for room before it fails with `upstream_pool_timeout`."""
+        """Return how long a call waits for room before it fails with `upstream_pool_timeout`."""
 
     def line(self, deployment: Deployment) -> Client:
         """Return a client for this deployment, with its key, its certificates and its time-outs."""
@@ -256,7 +277,7 @@ class Transport(Protocol):
         """Note that the answers of these items, by job and number, are in the store now."""
 
     async def close(self) -> None:
-        """End what is in flight and close every connection."""
+        """Abort calls in flight and close all connections."""
 
 
 class RequestTemplate:
@@ -267,7 +288,8 @@ class RequestTemplate:
     def __init__(self, url: URL, headers: Mapping[str, str], tls: ssl.SSLContext | bool) -> None:
         # Whether the server shows that it accepted a TLS handshake; None until it has answered once.
         self.confirms_handshakes: bool | None = None
-        # Only for the connector, which needs to know where to connect. Our key is not in it, so no error can show it.
+        # The connector needs this request for its address. Our key is not in it, so no error can
+        # show it.
         self.request = ClientRequest("GET", url, ssl=tls, loop=asyncio.get_running_loop())
         self.key = self.request.connection_key
         lines = [f" {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]

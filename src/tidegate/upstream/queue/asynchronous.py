@@ -1,9 +1,11 @@
-"""The second transport: a call is put into a queue, a processor makes it, and its answer comes back through the queue.
+"""The second transport: a call is put into a queue, and a processor makes it and answers.
 
-It has the same port as the HTTP transport and is chosen for each deployment, so slots, budgets, breaker and retries work unchanged.
-Every request has one id, made of its item's idempotency key and the number of its attempt. While it is out, a sender of the same
-attempt, in this process or a later one, waits for the same answer. Of an answer this module knows only whether it must be kept until it
-is recorded.
+- It has the same port as the HTTP transport and is chosen for each deployment, so slots, budgets,
+  breaker and retries work unchanged.
+- Each request has one id, made of its item's idempotency key and the number of its attempt. While
+  it is out, any sender of the same attempt, in this process or a later one, waits for the same
+  answer.
+- Of an answer this module knows only whether it must be kept until it is recorded.
 """
 
 import asyncio
@@ -35,8 +37,10 @@ CLOSE_S = 5.0
 
 
 class Office:
-    """The state that all queue clients of a process share: the queues, the calls that wait at them, and the results that are not
-    recorded yet."""
+    """The state that all queue clients of a process share.
+
+    It has the queues, the calls that wait at them, and the results that are not recorded yet.
+    """
 
     def __init__(
         self, open_queue: Callable[[Queue], RequestQueue], limits: HttpLimits, clock: Clock, entropy: Entropy
@@ -58,13 +62,16 @@ class Office:
         return found
 
     def token(self) -> str:
-        """Return a name for one put into a queue. Of two at the same moment, the earlier name sorts first."""
+        """Return a name for one put into a queue. Names sort by the moment of the put."""
         self._count += 1
         return f"{self._count:012x}{self._entropy.token_bytes(8).hex()}"
 
     def withdraw_later(self, mailbox: Mailbox, request_id: str) -> None:
-        """Withdraw the request of a cancelled call, which cannot wait for the queue itself. Another call here may still wait for the
-        same request, when a lease was lost and taken again; then nothing is withdrawn."""
+        """Withdraw the request of a cancelled call, which cannot wait for the queue itself.
+
+        If another call here waits for the same request, because a lease was lost and taken again,
+        the request stays.
+        """
         if mailbox.is_awaited(request_id):
             return
         task = asyncio.create_task(self._withdraw(mailbox, request_id))
@@ -132,7 +139,10 @@ class QueueClient:
             return False
 
     async def get(self, url: URL, total_s: float) -> HttpReply:
-        """Answer with the deployment's models if the queue is there. Only its processor knows the health of the model server."""
+        """Return the deployment's models if the queue is there.
+
+        Only the queue's processor knows the health of the model server.
+        """
         try:
             await self._mailbox.queue.reach()
         except QueueAway as away:
@@ -141,8 +151,11 @@ class QueueClient:
         return HttpReply(200, {}, msgspec.json.encode({"object": "list", "data": data}))
 
     async def _put(self, request: QueueRequest) -> None:
-        """Put a request into the queue. Once a put may have arrived, it is repeated until the queue answers; a repeated put adds
-        nothing."""
+        """Put a request into the queue.
+
+        Once a put may have arrived, it is repeated until the queue answers; a repeated put has no
+        effect.
+        """
         is_unsure = False
         while True:
             try:
@@ -188,13 +201,15 @@ class QueueClient:
         return reply
 
     async def _discard(self, request_id: str) -> None:
-        """Discard the result of a request for which nothing was done, so that the same attempt may be queued again. Where the queue is
-        away, a later reader discards it."""
+        """Discard the result of a request without work, so that the attempt may be queued again.
+
+        If the queue is away, a later reader discards it.
+        """
         with suppress(QueueAway):
             await self._mailbox.queue.discard([request_id])
 
     async def _too_late(self, request_id: str, total_s: float) -> UpstreamError:
-        """End a request whose time is over. One that no processor has taken was never sent."""
+        """End a request after its time. If no processor has taken it, it was never sent."""
         try:
             if self._mailbox.is_awaited(request_id):
                 withdrawal = Withdrawal.NOT_OURS

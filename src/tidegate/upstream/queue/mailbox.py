@@ -1,7 +1,8 @@
-"""The mailbox of one queue: all calls that wait for results share one look at it, a few times a second.
+"""The mailbox of one queue: all calls that wait for results share one look, a few times a second.
 
-A result that is found goes to the calls that wait for it, and stays in the queue until it was recorded; `receipts` removes it then.
-This module does not read results. A queue that is away is waited for: its results are still there when it is back.
+A result goes to the calls that wait for it, and stays in the queue until it was recorded;
+`receipts` removes it then. This module does not read results. If a queue is away, calls wait: its
+results are still there when it is back.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ LOOK_S_MAX = 0.25
 LOOK_S_EACH = 0.00005
 AWAY_S = 0.5
 IDS_MAX = 512
-# How often to look for requests that the queue no longer knows, which costs another question for each request.
+# The pause between looks for requests that the queue no longer knows. Each request costs a
+# question.
 LOST_S = 1.0
 SWEEP_S = 60.0
 

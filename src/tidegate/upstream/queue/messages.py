@@ -1,7 +1,8 @@
-"""The messages of llm-d's async processor: a request as it takes one, and its result as one reply or one error of ours.
+"""The messages of llm-d's async processor: a request for it, and its result as a reply or an error.
 
-A request is an envelope (`internal`, `request_kind`, `data`) like those of its other producers; the caller's body is put in unchanged.
-A result is read with suspicion, because any client of the queue can write one. Nothing here knows Redis or waits for anything.
+A request is an envelope (`internal`, `request_kind`, `data`) like those of its other producers,
+with the caller's body unchanged. A result is not trusted, because any client of the queue can write
+one. This module knows no Redis and does not wait.
 """
 
 import msgspec
@@ -15,7 +16,8 @@ from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 ORDER_MS = (1 << 17) * 1000
 ORDER_STEPS = 1 << 21
 
-# A request is remembered for so long after its caller stopped waiting: its answer may be on its way.
+# A request is remembered for this long after its caller stopped waiting: its answer may be on its
+# way.
 LATE_MS = 600_000
 
 _NEVER = msgspec.Raw(b"null")
@@ -56,12 +58,12 @@ _read_text = msgspec.json.Decoder(str).decode
 
 
 def request_id(idempotency_key: str, attempt: int) -> str:
-    """Return the id of one attempt of an item: while it is out, every sender of this attempt waits for the same answer."""
+    """Return the id of one attempt of an item; all senders of it wait for the same answer."""
     return f"{idempotency_key}.{attempt}"
 
 
 def queue_request(request: UpstreamRequest, queue: Queue, token: str, now_ms: int, total_s: float) -> QueueRequest:
-    """Return a request as it is put into the queue, to be answered within `total_s`."""
+    """Return a request for the queue, to be answered within `total_s`."""
     assert request.body is not None
     name = request_id(request.idempotency_key, request.attempt)
     deadline_s = int(now_ms / 1000 + total_s)
@@ -85,7 +87,10 @@ def headers_of(lines: bytes) -> dict[str, str]:
 
 
 def reply(request_id: str, message: bytes, bytes_max: int) -> HttpReply:
-    """Return the reply that a direct call would have got, read from a result; raise one UpstreamError when it holds none."""
+    """Return the reply that a direct call would have got, read from a result.
+
+    Raise one UpstreamError if the result has none.
+    """
     try:
         result = _read(message)
         if result.id != request_id:
@@ -111,8 +116,10 @@ def too_large(bytes_max: int, status: int = 0) -> AnswerTooLong:
 
 
 def was_done(status: int) -> bool:
-    """Return whether a reply with this status may have been worked or paid for, or is about the request itself: such a reply is kept
-    until it is recorded."""
+    """Return whether a reply with this status must be kept until it is recorded.
+
+    It must if it may have been worked or paid for, or if it is about the request itself.
+    """
     return status not in (401, 403, 429)
 
 

@@ -1,7 +1,8 @@
-"""Results that were read and are not recorded yet: each is acknowledged once the store has its outcome, and never before.
+"""The results that were read but not recorded yet.
 
-Until then the result stays in the queue, so a process that goes on after this one finds it there. If a receipt is forgotten here, the
-queue removes the result when its request's time is over. This module knows items and ids, but no messages and no outcomes.
+Each is acknowledged only once the store has its outcome. Until then the result stays in the queue,
+so a later process finds it there. If a receipt is forgotten here, the queue removes the result when
+its request's time is over. This module knows items and ids, but no messages and no outcomes.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ class Receipts:
                 del self._due[queue]
 
     async def close(self) -> None:
-        """Acknowledge what can be acknowledged in a moment. Other processes remove the rest later."""
+        """Acknowledge results for a short time. Other processes remove the rest later."""
         if self._telling is None:
             return
         done, _ = await asyncio.wait({self._telling}, timeout=CLOSE_S)

@@ -128,7 +128,7 @@ Attempt = tuple[int, bool]
 
 
 class RetryBudget:
-    """The retries of a deployment: a share of its first attempts in the last minute, and a few more.
+    """The retries of a deployment: a share of its first attempts in the last minute, and some more.
 
     Many retries would make it harder for a failing server to recover. Only a call that this same
     deployment failed before is a retry here; one that comes from another deployment is a first
@@ -199,7 +199,7 @@ class RetryBudget:
 
 
 class DeploymentState:
-    """The state of one deployment. With `is_alone` no other process exists, and this one has all slots."""
+    """The state of one deployment. With `is_alone` this is the only process and has all slots."""
 
     def __init__(
         self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy, *, is_alone: bool
@@ -441,7 +441,7 @@ class DeploymentState:
         return Users(self.interactive_in_flight + waiting, self.interactive_awaiting + waiting)
 
     def begin_wait(self, owner: str | None) -> None:
-        """Note that a call waits for a slot here: an interactive one, or with None a background one."""
+        """Note that a call waits for a slot: an interactive one, or with None a background one."""
         if owner is None:
             self.waiting += 1
         else:
@@ -521,7 +521,7 @@ class DeploymentState:
         return self._sent
 
     def note_quota(self, left: QuotaLeft, number: int, tokens: int, now_ms: float) -> None:
-        """Note the quota left by the answer to the call of this number, which takes about `tokens`."""
+        """Note the quota in the answer to the call of this number, which takes about `tokens`."""
         if left.requests is None and left.tokens is None:
             return
         if self.quota is None:
@@ -615,7 +615,7 @@ class DeploymentState:
         return now_ms - self._failed_at_ms < self._policy.retry_budget.window_s * 1000
 
     def blames_the_request(self, idempotency_key: str) -> bool:
-        """Return whether our key worked since this call's first 403: then a second is about the call."""
+        """Return whether our key worked since this call's first 403: the call is to blame."""
         answered_then = self._forbidden.get(idempotency_key)
         return answered_then is not None and answered_then < self.answered
 

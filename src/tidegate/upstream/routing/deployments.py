@@ -49,7 +49,9 @@ class Deployments(dict[str, DeploymentState]):
         self.spare_calls = transport.free_slots
 
     def serve(self, deployments: Iterable[Deployment]) -> dict[str, str]:
-        """Keep one state for each of these deployments; return the reasons for unusable ones by name.
+        """Keep one state for each of these deployments.
+
+        Return the reasons for unusable ones by name.
 
         No state changes before the clients of all deployments are made.
         """

@@ -153,7 +153,10 @@ class NameRoute:
 
 
 class Routes(dict[str, NameRoute]):
-    """The route of each name. `other` is the one of every name that has none of its own: `routes.get(name, routes.other)`."""
+    """The route of each name.
+
+    `other` is the route of all names without one: `routes.get(name, routes.other)`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +244,7 @@ def _lead_in_order(
 
 
 def stick(fit: Sequence[DeploymentState], group: str) -> DeploymentState | None:
-    """Return the deployment for a prefix's calls, the same in all processes, or the next if it is busy."""
+    """Return the deployment for a prefix's calls, one in all processes, or the next if busy."""
     weights = sum(state.weight for state in fit)
     calls = sum(state.in_flight for state in fit) + 1
     ranked = sorted(fit, key=lambda state: _rank(state, group))

@@ -62,7 +62,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Slots:
-    """The slots of one name: the cap over all processes, the share here, and the calls in flight here."""
+    """The slots of one name: the cap over all processes, our share, and our calls in flight."""
 
     __slots__ = (
         "_unseen_rounds",
@@ -127,7 +127,7 @@ class Slots:
         self.in_flight -= 1
 
     def wanted(self) -> int:
-        """Return how many slots to ask for: more if there were too few, else a few more than were used."""
+        """Return how many slots to ask for: more after a lack, else a few more than were used."""
         if self.is_short:
             # Do not ask for all slots of a small cap at once, because another process may need some
             # soon.
@@ -286,7 +286,7 @@ class SlotSeeker(Protocol):
 
 
 class SlotDemand:
-    """The notes of calls for the loop that shares slots, and the incarnation that the slots belong to.
+    """The notes of calls for the loop that shares slots, and the incarnation that owns the slots.
 
     `worker_id` is called each time, because a process may begin a new incarnation. Without it this
     is the only process, and it has all slots. `safe_until_ms` returns the moment until which this
@@ -308,7 +308,7 @@ class SlotDemand:
         self._urgent = asyncio.Event()
 
     def own_until_ms(self) -> float:
-        """Return the moment until which the slots are ours; a past one if another incarnation got them."""
+        """Return the moment until which the slots are ours; a past one if they are not."""
         if self._worker_id is None:
             return math.inf
         return self._safe_until_ms() if self._given_to == self._worker_id() else -math.inf

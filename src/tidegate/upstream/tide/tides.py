@@ -1,4 +1,4 @@
-"""The tide of one deployment: it turns events into signals, and a controller's decision into a limit.
+"""The tide of one deployment: it turns events into signals, and decisions into a limit.
 
 - The router reports background calls to it.
 - It reads the number of interactive calls. Other calls show in the engine's metrics, which the loop
@@ -247,7 +247,7 @@ class DeploymentTide:
             self.act()
 
     def users_changed(self) -> None:
-        """Act at once on a change of interactive calls here: a new call, a first token or an end."""
+        """Act at once on a change of interactive calls here: a call, a first token or an end."""
         self._gateway_ms = self._clock.monotonic_ms()
         self.act()
 
@@ -352,7 +352,7 @@ class DeploymentTide:
 
     @property
     def limit(self) -> TideLimit:
-        """Return the limit of background calls: this process's now, and that of all processes ever."""
+        """Return the limit of background calls: this process's now, and the most of all ever."""
         decision = self.decision
         return TideLimit(decision.calls, decision.prompt_tokens, self.deployment.background_in_flight_max)
 
@@ -374,7 +374,7 @@ class DeploymentTide:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no call of ours is in flight or waits: then the engine need not be read."""
+        """Return whether we have no call in flight or waiting: then the engine need not be read."""
         return not self._flights and not self._held and not self.users.interactive and self.decision.prompt_tokens > 0
 
     @property
@@ -489,7 +489,7 @@ def tide_terms(deployment: Deployment) -> tuple[object, ...]:
 
 
 def shares_engine(deployment: Deployment) -> bool:
-    """Return whether background work yields to interactive calls: the engine is ours, with metrics."""
+    """Return whether background work yields to users here: our own engine reports its state."""
     return deployment.engine in (EngineKind.VLLM, EngineKind.SGLANG) or bool(deployment.metrics_names)
 
 
