@@ -42,7 +42,7 @@ class PostgresClock:
 
     @property
     def is_watched(self) -> bool:
-        """Return whether this process looks at the clock, and so can tell a step from passed time."""
+        """Return whether this process looks at the clock, and so knows a step from passed time."""
         return self._before is not None
 
     async def look(self, write: Write) -> None:

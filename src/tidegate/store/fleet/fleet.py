@@ -37,7 +37,10 @@ class FleetReports(Table):
 
     @reads
     async def learned_calls(self, tx: Tx, worker_id: str) -> dict[str, int]:
-        """Return how many batch calls each deployment took at this process's last report."""
+        """Return how many batch calls each deployment took at this process's last report.
+
+        A report that is older than an hour does not count.
+        """
         rows = await tx.all("fleet_report_learned", worker_id=worker_id, lately_ms=KEEP_MS, count_max=_OTHERS_MAX)
         return {row[0]: int(row[1]) for row in rows}
 

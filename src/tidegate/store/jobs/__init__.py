@@ -1,1 +1,1 @@
-"""Verbs about jobs: create, list, pause, change, retry, and the flows that they wait in."""
+"""Verbs about jobs: create, list, pause, change and retry them; and about flows."""

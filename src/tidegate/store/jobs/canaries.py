@@ -1,4 +1,4 @@
-"""Verbs about a job's canary: the sample that runs alone, its end, and the word of a caller who is waited for."""
+"""Verbs about a job's canary: the sample that runs first, its end, and the caller's decision."""
 
 from enum import Enum, auto
 
@@ -16,7 +16,7 @@ STOPPED_BY = "canary"
 
 
 class SampleEnd(Enum):
-    """What comes after a sample: the job stops, the other items may run, or its caller decides."""
+    """The result of a sample: the job stops, its other items may run, or its caller decides."""
 
     STOPPED = auto()
     LET_GO = auto()
@@ -26,7 +26,10 @@ class SampleEnd(Enum):
 class Canaries(Table):
     @writes
     async def end_canary(self, tx: Tx, tenant_id: str, job_id: str, *, goes_on: bool) -> Job | None:
-        """Go on or stop, whatever the sample showed so far; the same word twice is fine. None: no such job."""
+        """Continue or stop a job, whatever its sample showed so far. None if there is no such job.
+
+        A repeat is harmless.
+        """
         await tx.one("job_halt", id=job_id)
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows:
@@ -50,7 +53,10 @@ class Canaries(Table):
 
 
 async def begin_sample(tx: Tx, job_id: str, count: int) -> None:
-    """A job with a canary starts: only the first `count` items may run. Without any there is nothing to learn first."""
+    """Start a job with a canary: only the first `count` items may run.
+
+    With none, the canary has passed.
+    """
     if not count:
         await tx.all("job_canary_set", id=job_id, state="passed")
     elif await tx.one("job_canary_begin", id=job_id, items=count) is not None:
@@ -58,7 +64,7 @@ async def begin_sample(tx: Tx, job_id: str, count: int) -> None:
 
 
 async def end_sample(tx: Tx, job_id: str) -> SampleEnd:
-    """All of the sample is done: find out what comes next. The job's row is held."""
+    """Decide what follows a sample that is done. The caller has locked the job's row."""
     job = job_from((await tx.dicts("job_any", id=job_id))[0])
     canary = job.canary
     assert canary is not None
@@ -83,7 +89,7 @@ async def end_sample(tx: Tx, job_id: str) -> SampleEnd:
 
 
 async def let_go(tx: Tx, job_id: str) -> None:
-    """Let the items run that waited for the sample."""
+    """Release the items that waited for the sample."""
     await tx.all("slices_let_go", job_id=job_id, forever=FOREVER_MS)
     [row] = await tx.dicts("job_any", id=job_id)
     for model, share_owner in await tx.all("job_flows", job_id=job_id):
@@ -91,7 +97,7 @@ async def let_go(tx: Tx, job_id: str) -> None:
 
 
 async def _stop(tx: Tx, job: Job, state: str, message: str) -> None:
-    """Stop the job and keep its results: what never ran becomes `batch_failed`."""
+    """Stop the job and keep its results. Items that never ran become `batch_failed`."""
     await tx.all("job_canary_set", id=job.id, state=state)
     errors = errors_text([LineError("canary_failed", message, "canary")])
     await tx.one("job_stop", id=job.id, stopped_by=STOPPED_BY, errors=errors)

@@ -1,7 +1,8 @@
-"""How many jobs, and how many bytes of input, those behind a job may create in a period: counted in the transaction that creates it.
+"""The quota of created jobs and input bytes, counted in the transaction that creates a job.
 
-All budgets of one creation belong to one tenant, whose row the caller holds, so no other creation counts in them meanwhile. A job that
-is refused counts nothing, and a creation that is replayed never comes here twice.
+All budgets of one creation belong to one tenant, whose row the caller has locked, so no other
+creation counts in them meanwhile. A refused job counts nothing, and a replayed creation is not
+counted twice.
 """
 
 import math
@@ -17,7 +18,7 @@ _WHOSE = {LimitBound.TENANT: "organization"}
 
 
 async def count_creation(tx: Tx, budgets: tuple[Budget, ...], size_bytes: int) -> None:
-    """Count one job with an input of this size; refuses it where a limit is reached."""
+    """Count one job with an input of this size. Refuse it if a limit is reached."""
     for budget in budgets:
         for limit in budget.limits:
             if limit.tokens is not None and size_bytes > limit.tokens:

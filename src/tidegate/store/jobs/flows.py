@@ -1,4 +1,7 @@
-"""Verbs about flows: waking with new work, going to sleep without any, weights. What they are charged stands in `flow_accounting.py`."""
+"""Verbs about flows: wake them for new work, let idle ones sleep, and set weights.
+
+They are charged in `road/outcomes.py`.
+"""
 
 from tidegate.core.nouns import AwakeFlow
 from tidegate.store.database.driver import Row, Tx
@@ -11,19 +14,19 @@ _FIRST = ("", -1, "")
 class StoredFlows(Table):
     @reads
     async def awake_flows(self, tx: Tx, after: AwakeFlow | None, count_max: int) -> list[AwakeFlow]:
-        """A page of awake flows for a sweep, in order of model and service, from behind the last one it saw."""
+        """Return a page of awake flows by model and service, after the last one seen."""
         model, served, share_owner = (after.model, after.served, after.share_owner) if after else _FIRST
         rows = await tx.all("flows_page", model=model, served=served, share_owner=share_owner, count_max=count_max)
         return [AwakeFlow(row[0], row[1], row[2], row[3], row[4], bool(row[5]), bool(row[6])) for row in rows]
 
     @writes
     async def close_spent(self, tx: Tx, model: str, share_owner: str) -> None:
-        """Jobs of a flow that have no slice of its model left are none of the scheduler's business any more."""
+        """Hide jobs of a flow that have no slice of its model left from the scheduler."""
         await tx.all("job_models_spent", model=model, share_owner=share_owner)
 
     @writes
     async def rest_flow(self, tx: Tx, model: str, share_owner: str) -> bool:
-        """Put a flow to sleep that has nothing to do, or nothing before a known moment. False: it has, or someone is at it now.
+        """Put a flow to sleep that has nothing to do now; False if it is active.
 
         The row is held before the work is looked for: a transaction that brings some waits for that, and then wakes the flow again."""
         locked = await tx.one("flow_hold", model=model, share_owner=share_owner)
@@ -38,7 +41,10 @@ class StoredFlows(Table):
         return True
 
     async def wake_rested(self, count_max: int) -> int:
-        """Wake the flows whose rest is over; they saved nothing up. Return how many."""
+        """Wake the flows whose rest is over and return how many.
+
+        They get no credit for their sleep.
+        """
         rested = await self._rested_flows(count_max)
         for model, share_owner in rested:
             await self._wake_flow(model, share_owner)
@@ -54,18 +60,18 @@ class StoredFlows(Table):
 
     @writes
     async def set_weight(self, tx: Tx, model: str, share_owner: str, weight_milli: int) -> None:
-        """From now on the flow's service counts by this weight, in thousandths."""
+        """Set the weight of a flow, in thousandths. It counts from now on."""
         await tx.all("flow_weigh", model=model, share_owner=share_owner, weight_milli=weight_milli)
 
     @writes
     async def prune_flows(self, tx: Tx, keep_ms: int) -> None:
-        """Forget flows that slept this long, and rates that nothing is estimated from any more."""
+        """Forget flows that slept this long, and rates that are too old for estimates."""
         await tx.all("flows_forget", keep_ms=keep_ms)
         await tx.all("rates_forget", keep_minutes=RATES_KEEP_MINUTES)
 
 
 async def wake_flows(tx: Tx, models: list[str], share_owner: str, tenant_id: str, weight_milli: int | None) -> None:
-    """New slices of these models, in order of name, belong to this share owner."""
+    """Wake a share owner's flows for new slices of these models, which come in order of name."""
     for model in models:
         await tx.all("flow_put", model=model, share_owner=share_owner, tenant_id=tenant_id)
         await _wake(tx, model, share_owner, weight_milli)
@@ -77,6 +83,6 @@ async def _wake(tx: Tx, model: str, share_owner: str, weight_milli: int | None) 
 
 
 async def _work(tx: Tx, model: str, share_owner: str) -> tuple[bool, bool]:
-    """Whether a flow has anything to do at all, and whether anything of it is out or could go out now."""
+    """Return whether a flow has any work, and whether any is leased or could be leased now."""
     [(has_open, is_active)] = await tx.all("flow_work", model=model, share_owner=share_owner)
     return bool(has_open), bool(is_active)

@@ -1,4 +1,4 @@
-"""Verbs about a job while it runs: pause, resume, change what was asked for, and stop one that passed a threshold."""
+"""Verbs about a running job: pause, resume and change it, and stop it at a threshold."""
 
 from msgspec.structs import replace
 
@@ -13,14 +13,18 @@ from tidegate.store.database.rows import controls_columns, errors_text, job_from
 from tidegate.store.database.table import Table, writes
 from tidegate.store.jobs.flows import wake_flows
 
-# A worker that cannot reach the store sends until its lease is over: a deadline may not move closer than that.
+# A worker without the store sends until its lease ends, so a deadline may not move closer than
+# that.
 DEADLINE_AHEAD_MS_MIN = 60_000
 
 
 class RunningJobs(Table):
     @writes
     async def pause_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
-        """Send nothing new of a job until it is resumed; asking twice is fine. None: no such job."""
+        """Pause a job: nothing new of it is sent until it is resumed. None if there is no such job.
+
+        A repeat is harmless.
+        """
         await tx.one("job_halt", id=job_id)
         if await tx.one("job_pause", tenant_id=tenant_id, id=job_id) is not None:
             await tx.all("job_models_hold", job_id=job_id)
@@ -28,7 +32,7 @@ class RunningJobs(Table):
 
     @writes
     async def resume_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
-        """Let a paused job go on; asking twice is fine. None: no such job."""
+        """Resume a paused job; a repeat is harmless. None if there is no such job."""
         await tx.one("job_halt", id=job_id)
         if await tx.one("job_resume", tenant_id=tenant_id, id=job_id) is not None:
             await _wake(tx, tenant_id, await tx.all("job_models_resume", job_id=job_id))
@@ -36,7 +40,7 @@ class RunningJobs(Table):
 
     @writes
     async def change_job(self, tx: Tx, tenant_id: str, job_id: str, change: JobChange) -> Job | None:
-        """Change what was asked for of a job that has not ended; the same change again is fine. None: no such job."""
+        """Change the terms of an open job; a repeat is harmless. None if there is no such job."""
         await tx.one("job_halt", id=job_id)
         job = await open_job(tx, tenant_id, job_id, "batch_not_changeable", "changed")
         if job is None:
@@ -62,7 +66,7 @@ class RunningJobs(Table):
 
 
 async def open_job(tx: Tx, tenant_id: str, job_id: str, code: str, verb: str) -> Job | None:
-    """Return the job, which must not have ended nor be about to."""
+    """Return the job; refuse one that has ended or is closing. None if there is no such job."""
     rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
     if not rows:
         return None
@@ -91,7 +95,7 @@ async def _check_deadline(tx: Tx, expires_at: int) -> None:
 
 
 def check_not_before(not_before: int, expires_at: int, begin_by: int | None) -> None:
-    """Refuse a job that could not begin before it must have begun or ended."""
+    """Refuse a `not_before` after the moment by which the job must have begun or ended."""
     if not_before >= expires_at:
         message = "`not_before` lies behind the end of the batch's `completion_window`: nothing of it would run."
     elif begin_by is not None and not_before >= begin_by:
@@ -102,7 +106,10 @@ def check_not_before(not_before: int, expires_at: int, begin_by: int | None) -> 
 
 
 async def stop_job_over(tx: Tx, job_id: str) -> bool:
-    """Stop a job that passed its maximum cost or errors; False when it did not, or closes already. Its row is held."""
+    """Stop a job that passed its maximum cost or errors; False if it did not, or closes already.
+
+    The caller has locked its row.
+    """
     job = job_from((await tx.dicts("job_any", id=job_id))[0])
     passed = _passed(job)
     if passed is None:
@@ -113,7 +120,10 @@ async def stop_job_over(tx: Tx, job_id: str) -> bool:
 
 
 def _passed(job: Job) -> tuple[str, str] | None:
-    """Which threshold a job passed, and how; `job_add` asks the same."""
+    """Return the threshold that a job passed, and a message; None if none.
+
+    `job_add` checks the same.
+    """
     most, errors = job.controls.max_cost_nano, job.controls.max_errors
     if most is not None and job.cost_nano > most:
         return (

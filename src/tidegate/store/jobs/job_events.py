@@ -1,7 +1,10 @@
-"""Verbs about what happens to single items, for jobs whose door wants events of them. No other job has rows here.
+"""Verbs about the events of single items, for jobs whose door wants them.
 
-The events of a job are numbered without gaps: its creation is event 1, its end has the number behind the last row. A row is written in the
-transaction of what it is about, and stands for several events.
+No other job has rows here.
+
+The events of a job are numbered without gaps. Its creation is event 1, and its end has the number
+after the last row. A row is written in the transaction of its change, and stands for several
+events.
 """
 
 from collections.abc import Sequence
@@ -15,12 +18,15 @@ from tidegate.store.database.rows import job_from
 from tidegate.store.database.table import Table, reads
 
 RUNNING, RECORDED = "running", "recorded"
-# What may become of an item, as a subscriber names it, in the order in which their events are numbered.
+# The types of item events by their public names, in the order in which their events are numbered.
 ITEM_EVENTS = ("item.running", "item.completed", "item.failed", "item.cancelled")
 
 
 class JobEventRow(msgspec.Struct, frozen=True):
-    """Events `number` to `number + count - 1` of a job: items from `first` on began to run, or lines were added to both result files."""
+    """Events `number` to `number + count - 1` of a job.
+
+    Items from `first` on began to run, or lines were added to both result files.
+    """
 
     number: int
     count: int
@@ -34,7 +40,7 @@ class JobEventRow(msgspec.Struct, frozen=True):
 
 
 class RecordedTo(msgspec.Struct, frozen=True):
-    """How long both result files were after one flush, and when."""
+    """The sizes of both result files after one flush, and its time."""
 
     output_to: int
     error_to: int
@@ -42,7 +48,7 @@ class RecordedTo(msgspec.Struct, frozen=True):
 
 
 class ItemTries(msgspec.Struct, frozen=True):
-    """How often an item was tried again, and how long it waits until the next try."""
+    """The number of an item's repeated tries, and the wait until the next one."""
 
     number: int
     count: int
@@ -50,8 +56,12 @@ class ItemTries(msgspec.Struct, frozen=True):
 
 
 class JobLook(msgspec.Struct, frozen=True):
-    """A job and how its open items stand, of one moment: how many run, the runs of items that workers hold (the first and how many), and
-    what is remembered of those that were tried before."""
+    """A job and its open items at one moment.
+
+    - `running`: how many items run.
+    - `leased`: the ranges of items that workers have leased, each as the first item and the count.
+    - `tries`: the items that were tried before.
+    """
 
     job: Job
     running: int
@@ -60,7 +70,7 @@ class JobLook(msgspec.Struct, frozen=True):
 
 
 class WorkSpan(msgspec.Struct, frozen=True):
-    """Where a slice lies in the work file: `read_first` is the first item in the byte range."""
+    """The place of a slice in the work file. `read_first` is the first item in the byte range."""
 
     first: int
     count: int
@@ -70,7 +80,7 @@ class WorkSpan(msgspec.Struct, frozen=True):
 
 
 class OutcomePlace(msgspec.Struct, frozen=True):
-    """Where the result line of an item lies: in the output file when it was answered, else in the error file."""
+    """The place of an item's line: in the output file if answered, else in the error file."""
 
     number: int
     outcome: str
@@ -81,13 +91,13 @@ class OutcomePlace(msgspec.Struct, frozen=True):
 class JobEvents(Table):
     @reads
     async def job_events(self, tx: Tx, job_id: str, after: int, count_max: int) -> list[JobEventRow]:
-        """Return rows with events behind the one of this number, in order."""
+        """Return rows with events after the one of this number, in order."""
         rows = await tx.all("job_events_page", job_id=job_id, after=after, count_max=count_max)
         return [JobEventRow(*row) for row in rows]
 
     @reads
     async def job_event_total(self, tx: Tx, job_id: str) -> int:
-        """Return the number of a job's last event, without the one of its end."""
+        """Return the number of a job's last event before its end."""
         row = await tx.one("job_events_total", job_id=job_id)
         return int(row[0]) if row else 0
 
@@ -98,7 +108,7 @@ class JobEvents(Table):
 
     @reads
     async def job_progress(self, tx: Tx, tenant_id: str, job_id: str) -> tuple[Job, int] | None:
-        """Return a job and how many of its items run now; None when there is none."""
+        """Return a job and how many of its items run now; None if there is no such job."""
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows:
             return None
@@ -107,7 +117,7 @@ class JobEvents(Table):
 
     @reads
     async def job_look(self, tx: Tx, tenant_id: str, job_id: str) -> JobLook | None:
-        """Return a job and how its open items stand; None when there is none."""
+        """Return a job and its open items; None if there is no such job."""
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows:
             return None
@@ -123,40 +133,40 @@ class JobEvents(Table):
 
     @reads
     async def leased_spans(self, tx: Tx, job_id: str) -> list[tuple[int, int]]:
-        """Return the runs of items that workers hold: the first and how many."""
+        """Return the ranges of leased items, each as the first item and the count."""
         return [(row[0], row[1]) for row in await tx.all("job_leased_spans", job_id=job_id)]
 
     @reads
     async def item_tries(self, tx: Tx, job_id: str, first: int, count: int) -> list[ItemTries]:
-        """Return what is remembered of those of these items that were tried before."""
+        """Return the tries of those of these items that were tried before."""
         return [ItemTries(*row) for row in await tx.all("job_attempts", job_id=job_id, first=first, count=count)]
 
     @reads
     async def work_spans(self, tx: Tx, job_id: str, first: int, count: int) -> list[WorkSpan]:
-        """Return where these items lie in the work file; nothing once the job ended."""
+        """Return where these items lie in the work file; nothing after the job's end."""
         return [WorkSpan(*row) for row in await tx.all("slices_of_span", job_id=job_id, first=first, count=count)]
 
     @reads
     async def item_places(self, tx: Tx, job_id: str, first: int, count: int) -> list[OutcomePlace]:
-        """Return where the result lines of those of these items lie that are done."""
+        """Return the places of the result lines of these items, as far as they are done."""
         return [OutcomePlace(*row) for row in await tx.all("outcomes_of_span", job_id=job_id, first=first, count=count)]
 
     @reads
     async def outcomes_within(
         self, tx: Tx, job_id: str, start: int, end: int, *, is_output: bool
     ) -> list[OutcomePlace]:
-        """Return which items' result lines begin between two places of the output file or the error file."""
+        """Return the items whose result lines begin between two places of a result file."""
         rows = await tx.all("outcomes_within", job_id=job_id, start=start, end_at=end, is_output=int(is_output))
         return [OutcomePlace(*row) for row in rows]
 
 
 async def begin_events(tx: Tx, job_id: str) -> None:
-    """Record what becomes of each item of this job from now on."""
+    """Record events of each item of this job from now on."""
     await tx.all("job_events_begin", job_id=job_id)
 
 
 async def record_running(tx: Tx, job_id: str, spans: Sequence[tuple[int, int]]) -> None:
-    """Items of these spans (first, count) were leased for the first time."""
+    """Record that the items of these spans (first, count) were leased for the first time."""
     for first, count in spans:
         if (number := await _next_number(tx, job_id, count)) is None:
             return
@@ -167,7 +177,10 @@ async def record_running(tx: Tx, job_id: str, spans: Sequence[tuple[int, int]]) 
 async def record_lines(
     tx: Tx, job_id: str, output: tuple[int, int], errors: tuple[int, int], items: Sequence[tuple[int, str]]
 ) -> None:
-    """Lines were added to both files, each (at, size); `items` are their numbers and events, answers first."""
+    """Record that lines were added to both files, each given as (at, size).
+
+    `items` are their numbers and events, answers first.
+    """
     if not items or (number := await _next_number(tx, job_id, len(items))) is None:
         return
     await _put(tx, job_id, JobEventRow(number, len(items), RECORDED, 0, *output, *errors))
@@ -175,7 +188,7 @@ async def record_lines(
 
 
 async def notify_callback(tx: Tx, job_id: str, items: Sequence[tuple[int, str]]) -> None:
-    """Write deliveries of these items' events into the outbox, where the job has a callback that wants them."""
+    """Write deliveries of these items' events into the outbox, if the job's callback wants them."""
     wanted: Row | None = await tx.one("webhook_wanted_of_job", job_id=job_id)
     if wanted is None:
         return
@@ -191,7 +204,7 @@ def _event_id(job_id: str, item: int, kind: str) -> str:
 
 
 async def _next_number(tx: Tx, job_id: str, count: int) -> int | None:
-    """The number of the first of so many more events; None for a job whose items have no events."""
+    """Count more events and return the number of the first; None if the job's items have none."""
     row = await tx.one("job_events_count", job_id=job_id, count=count)
     return int(row[0]) - count + 1 if row else None
 

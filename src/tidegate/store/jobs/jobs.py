@@ -1,4 +1,7 @@
-"""Verbs about jobs, from their creation to their end; recording what happens in between stands in `outcomes.py`."""
+"""Verbs about jobs, from their creation to their end.
+
+`outcomes.py` records what happens in between.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,9 +70,10 @@ class Jobs(Table):
         quotas: Quotas | None = None,
         share_owner: str | None = None,
     ) -> Job:
-        """Accept a job: one row, `validating`. With a known Idempotency-Key, the job that it made before.
+        """Create a job in `validating`, or return the one that a known Idempotency-Key made before.
 
-        `share_owner` is whose share it counts as; without one, its tenant's."""
+        It counts towards the share of `share_owner`; without one, towards its tenant's.
+        """
         if known := await tx.dicts("job_any", id=job_id):
             return job_from(known[0])
         await tx.one("tenant_lock", tenant_id=caller.tenant_id)
@@ -88,7 +92,7 @@ class Jobs(Table):
 
     @reads
     async def batch_inputs(self, tx: Tx, tenant_id: str, request: JobRequest) -> list[File]:
-        """The files that a job is to be made of; refused as `create_job` refuses them."""
+        """Return the input files of a job, or refuse them as `create_job` does."""
         await reused_bytes(tx, tenant_id, request)
         return [file_from(row) for row in await _inputs(tx, tenant_id, request)]
 
@@ -96,7 +100,10 @@ class Jobs(Table):
     async def creation_problem(
         self, tx: Tx, caller: Caller, request: JobRequest, quotas: Quotas, share_owner: str
     ) -> ApiProblem | None:
-        """Why a job could not be created now, apart from limits on how many are created in a period; None when it could."""
+        """Return why a job could not be created now; None if it could.
+
+        Limits on creations in a period are not checked.
+        """
         size = await _input_size(tx, caller.tenant_id, request)
         try:
             if request.controls.not_before:
@@ -113,7 +120,10 @@ class Jobs(Table):
 
     @reads
     async def job_marks(self, tx: Tx, job_ids: Sequence[str]) -> dict[str, Row]:
-        """What changes whenever something about these jobs can be seen to change, by id; those that are gone are left out."""
+        """Return marks by job id, which change with each visible change of a job.
+
+        Jobs that are gone are left out.
+        """
         if not all(is_valid("batch", job_id) for job_id in job_ids):
             raise ValueError("ids of jobs have a fixed length, by which the statement tells them apart")
         rows = await tx.all("job_marks", ids="".join(job_ids)) if job_ids else []
@@ -121,13 +131,13 @@ class Jobs(Table):
 
     @reads
     async def any_job(self, tx: Tx, job_id: str) -> Job | None:
-        """The engine's own look at a job."""
+        """Return a job of any tenant, for the engine."""
         rows = await tx.dicts("job_any", id=job_id)
         return job_from(rows[0]) if rows else None
 
     @reads
     async def models_of_job(self, tx: Tx, job_id: str) -> list[str]:
-        """The models that the lines of a job ask for, by name; none before it was ingested."""
+        """Return the models of a job's lines, by name; none before it was ingested."""
         return [row[0] for row in await tx.all("job_models_named", job_id=job_id)]
 
     @reads
@@ -141,8 +151,11 @@ class Jobs(Table):
         count_max: int,
         endpoint: str | None = None,
     ) -> list[Job] | None:
-        """A page of a tenant's jobs, newest first: those older than `after`, or the nearest ones newer than `before`; None when either
-        names nothing of this tenant's. With `endpoint`, only jobs for it."""
+        """Return a page of a tenant's jobs, newest first.
+
+        Return None if a cursor is no job of this tenant. The page has the jobs older than `after`,
+        or the nearest ones newer than `before`. With `endpoint` it has only jobs for that.
+        """
         start: Row | None = _LIST_START
         if cursor := after or before:
             start = await tx.one("job_cursor", tenant_id=tenant_id, id=cursor)
@@ -165,7 +178,10 @@ class Jobs(Table):
         count_max: int,
         sort: JobSort = JobSort.CREATED,
     ) -> list[Job] | None:
-        """A page of a tenant's jobs that match, behind `after`; None when that names nothing of this tenant's."""
+        """Return a page of a tenant's jobs that match, after `after`.
+
+        Return None if that is no job of this tenant.
+        """
         start: Row | None = _LIST_START
         if after:
             start = await tx.one("job_cursor", tenant_id=tenant_id, id=after)
@@ -182,16 +198,20 @@ class Jobs(Table):
 
     @frees
     async def cancel_job(self, tx: Tx, tenant_id: str, job_id: str) -> Job | None:
-        """Ask a job to stop; asking twice is fine, asking a job that ended or is ending is a problem. None: no such job."""
+        """Cancel a job; None if there is no such job.
+
+        A repeat is harmless. A job that ended or is ending otherwise is refused.
+        """
         await tx.one("job_halt", id=job_id)
-        # The row of a job that runs comes with its change: each question more waits for a busy process's turn.
+        # The change of a running job returns its row: one round trip less while the process is
+        # busy.
         rows = await cancel_open(tx, tenant_id, job_id) or await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows or rows[0]["kind"] == JobKind.DELETED:
             return None
         job = job_from(rows[0])
         if job.closing is not JobState.CANCELLED and job.state is not JobState.CANCELLED:
             is_over = job.state in JOB_ENDED or not job.closing
-            # OpenAI's sentence, which clients match.
+            # This is OpenAI's sentence, which clients match.
             message = f"Cannot cancel a batch with status '{job.state}'."
             if not is_over:
                 message += f" It is about to be {job.closing}."
@@ -200,7 +220,7 @@ class Jobs(Table):
 
     @writes
     async def fail_job(self, tx: Tx, job_id: str, error: LineError) -> bool:
-        """Stop a running job and keep its results; what never ran becomes `batch_failed`."""
+        """Stop a running job and keep its results. Items that never ran become `batch_failed`."""
         await tx.one("job_halt", id=job_id)
         failed = await tx.one("job_fail_open", id=job_id, errors=errors_text([error])) is not None
         if failed:
@@ -212,7 +232,7 @@ class Jobs(Table):
 
     @writes
     async def expire_job(self, tx: Tx, job_id: str) -> bool:
-        """No new call after this; what never ran becomes `batch_expired`."""
+        """Let a job expire: no new call begins, and items that never ran become `batch_expired`."""
         await tx.one("job_halt", id=job_id)
         expired = await tx.one("job_expire", id=job_id) is not None
         if expired:
@@ -223,12 +243,12 @@ class Jobs(Table):
         return await self._ids("jobs_closing_unstarted", count_max)
 
     async def jobs_to_publish(self, turns: PublishTurns) -> list[str]:
-        """Closed jobs that no process publishes now, in turns by tenant."""
+        """Return closed jobs that no process publishes now, in turns by tenant."""
         bounds = {"bytes_min": turns.bytes_min, "bytes_max": turns.bytes_max, "tenant_max": turns.tenant_max}
         return await self._ids("jobs_to_publish", turns.count_max, **bounds)
 
     async def draining_jobs(self, grace_ms: int, count_max: int) -> list[str]:
-        """Jobs that close and of which nothing is out any more."""
+        """Return closing jobs without leased slices, or whose grace has passed."""
         return await self._ids("jobs_draining", count_max, grace_ms=grace_ms)
 
     @reads
@@ -237,7 +257,7 @@ class Jobs(Table):
 
     @writes
     async def end_unstarted(self, tx: Tx, job_id: str, token: str | None = None) -> bool:
-        """End a job that was asked to close before it was ingested: it has no result files."""
+        """End a job that was closed before it was ingested. It has no result files."""
         ended = await tx.one("job_end_unstarted", id=job_id, token=token) is not None
         if ended:
             await drop_retry_files(tx, job_id)
@@ -246,18 +266,21 @@ class Jobs(Table):
 
     @writes
     async def take_step(self, tx: Tx, job_id: str, state: JobState, worker_id: str, token: str) -> bool:
-        """Become the one that ingests or publishes this job."""
+        """Take the lease of a job's ingest or publish step; False if another process has it."""
         return await tx.one("job_take_step", id=job_id, state=state, worker_id=worker_id, token=token) is not None
 
     @writes
     async def drop_step(self, tx: Tx, job_id: str, token: str, delay_ms: int) -> int:
-        """The step failed for now: let anyone try again after a while that grows each time. Says how often it has failed."""
+        """Give back a step that failed. Return how often it has failed.
+
+        Any process may try again after a delay, which grows with each failure.
+        """
         row = await tx.one("job_drop_step", id=job_id, token=token, delay_ms=delay_ms)
         return int(row[0]) if row else 0
 
     @writes
     async def refuse_job(self, tx: Tx, job_id: str, token: str, errors: list[LineError]) -> bool:
-        """The input is no good: the job fails before it began, with line-numbered reasons."""
+        """Fail a job before it begins, because of errors in its input."""
         refused = await tx.one("job_refuse", id=job_id, token=token, errors=errors_text(errors)) is not None
         if refused:
             await drop_retry_files(tx, job_id)
@@ -266,20 +289,24 @@ class Jobs(Table):
 
     @writes
     async def close_job(self, tx: Tx, job_id: str, grace_ms: int) -> bool:
-        """Record refuses from here on; the set of items without an outcome is frozen."""
-        # Record may have asked it to close, which no lease under way waited for: after this, each of them is seen.
+        """Close a job: record refuses its lines, so its items without an outcome are fixed."""
+        # A lease may be under way since record asked the job to close: after this lock, it is
+        # visible.
         await tx.one("job_halt", id=job_id)
         return await tx.one("job_close", id=job_id, grace_ms=grace_ms) is not None
 
     async def ended_jobs(self, keep_ms: int, count_max: int) -> list[str]:
-        """Jobs that ended longer ago than their records are kept."""
+        """Return jobs that ended longer ago than their records are kept."""
         return await self._ids("jobs_ended_before", count_max, keep_ms=keep_ms)
 
     async def forget_job(self, job_id: str) -> None:
-        """Remove a job's records and let go of its result files, and of the input that was made for a response.
+        """Remove a job's records and its result files, and the input that was made for a response.
 
-        Events that were not delivered by then still are, and go when they have arrived; what could not be delivered stays listed. What was
-        delivered goes first, a piece at a time: no transaction is long because a batch had an event for each of its items."""
+        - Events that wait are still delivered, and removed then.
+        - Deliveries that failed stay listed.
+        - Completed deliveries are removed first, in pieces: a batch may have an event for each of
+          its items, and no transaction should be long.
+        """
         while await self._forget_deliveries(job_id):
             await hit("deliveries_deleted")
         await self._forget_records(job_id)
@@ -306,7 +333,7 @@ class Jobs(Table):
         for file_id in own_files:
             if await tx.one("file_delete", tenant_id=job.tenant_id, id=file_id):
                 await release_extents(tx, file_id)
-        # Those that arrived since the last piece.
+        # Deliveries may have been completed since the last piece.
         await forget_some_deliveries(tx, job_id)
         for name in (
             "outcomes_forget",
@@ -324,14 +351,14 @@ class Jobs(Table):
 
     @reads
     async def job_of_item(self, tx: Tx, job_part: str) -> str | None:
-        """The job, open or closed, whose items' ids begin with these letters."""
+        """Return the job, open or closed, whose items' ids begin with these letters."""
         low = f"batch_{job_part}"
         rows = await tx.all("jobs_by_part", low=low, high=low + "~")
         return rows[0][0] if len(rows) == 1 else None
 
     @reads
     async def explain_inputs(self, tx: Tx, job_id: str) -> ExplainInputs | None:
-        """How a job stands among the others; None when there is none."""
+        """Return the position of a job among the others; None if there is no such job."""
         row = await tx.one("job_explain_inputs", job_id=job_id)
         if row is None:
             return None
@@ -357,14 +384,14 @@ class Jobs(Table):
 
 
 def status_group(wanted: JobFilter) -> str:
-    """Return which of the statements that search jobs looks at no others than these: open ones, or those that ended in one way."""
+    """Return the suffix of the search statement for this status: of open or of ended jobs."""
     if wanted.status is None:
         return ""
     return "_ended" if JobState(wanted.status) in JOB_ENDED else "_open"
 
 
 def filter_columns(wanted: JobFilter, place: tuple[int, str]) -> dict[str, Any]:
-    """Return a filter, behind a place in the list, as the statements that search jobs take it."""
+    """Return a filter and a place in the list as parameters of the statements that search jobs."""
     created_at, job_id = min(place, (wanted.to_ms, ""))
     names = ("pair", "pair2", "pair3", "pair4")
     pairs = [*wanted.metadata.items(), *[None] * (len(names) - len(wanted.metadata))]
@@ -385,7 +412,10 @@ def filter_columns(wanted: JobFilter, place: tuple[int, str]) -> dict[str, Any]:
 
 
 async def _searched_words(tx: Tx, job_id: str, request: JobRequest) -> str:
-    """Return what a search for a new job looks through; its models come to it when it is ingested. Only batches are searched for."""
+    """Return the words by which a new job is found; empty for other kinds than batches.
+
+    Ingest adds the job's models.
+    """
     if request.kind is not JobKind.BATCH:
         return ""
     files = await tx.dicts("file_any", id=request.input_file_id)
@@ -396,7 +426,7 @@ async def _searched_words(tx: Tx, job_id: str, request: JobRequest) -> str:
 async def put_job(
     tx: Tx, caller: Caller, job_id: str, request: JobRequest, share_owner: str, ingest_bytes: int
 ) -> None:
-    """Write the row of a new job, and its webhook's. `ingest_bytes` is what its ingest will count."""
+    """Write the rows of a new job and its webhook. `ingest_bytes` is what its ingest will count."""
     await tx.all(
         "job_put",
         id=job_id,
@@ -436,7 +466,10 @@ async def put_job(
 
 
 async def cancel_open(tx: Tx, tenant_id: str, job_id: str) -> list[dict[str, Any]]:
-    """Have a job close that is open and does not close yet; return its row if it runs. The row is held by the caller."""
+    """Cancel an open job that does not close yet.
+
+    Return its row if it runs. The caller has locked the row.
+    """
     rows = await tx.dicts("job_cancel_running", tenant_id=tenant_id, id=job_id)
     if rows:
         await tx.all("job_models_close", job_id=job_id)
@@ -446,7 +479,7 @@ async def cancel_open(tx: Tx, tenant_id: str, job_id: str) -> list[dict[str, Any
 
 
 async def _put_webhook(tx: Tx, tenant_id: str, job_id: str, webhook: JobWebhook | None) -> str | None:
-    """Make the endpoint of a job's own; return what the job's row says of it."""
+    """Make the job's own webhook endpoint. Return the text for the job's row."""
     if webhook is None:
         return None
     endpoint_id = "whk_" + job_id.removeprefix("batch_")
@@ -460,7 +493,7 @@ def _json(text: str) -> str:
 
 
 async def _inputs(tx: Tx, tenant_id: str, request: JobRequest) -> list[dict[str, Any]]:
-    """The rows of the files that a job is to be made of, in their order."""
+    """Return the rows of a job's input files, in their order."""
     more = request.shape.more_inputs
     param = "input_file_ids" if more else "input_file_id"
     rows = []
@@ -472,7 +505,7 @@ async def _inputs(tx: Tx, tenant_id: str, request: JobRequest) -> list[dict[str,
 
 
 async def _input_size(tx: Tx, tenant_id: str, request: JobRequest) -> tuple[int, int]:
-    """The bytes and the lines of all files that a job is to be made of."""
+    """Return the bytes and the lines of all input files of a job."""
     rows = await _inputs(tx, tenant_id, request)
     return sum(row["size_bytes"] for row in rows), sum(row["line_count"] for row in rows)
 
@@ -496,7 +529,7 @@ async def _check_not_before(tx: Tx, request: JobRequest) -> None:
 
 
 async def check_quotas(tx: Tx, caller: Caller, quotas: Quotas | None, share: str, size: tuple[int, int]) -> None:
-    """Refuse a job of so many bytes and lines that its caller's limits do not allow."""
+    """Refuse a job of this size if its caller's limits do not allow it."""
     if quotas is None:
         return
     size_bytes, line_count = size

@@ -33,8 +33,11 @@ class Retries(Table):
         quotas: Quotas | None = None,
         share_owner: str | None = None,
     ) -> Job | None:
-        """Accept a job that runs items of an ended one again: one row, `validating`, and two files made of pieces that are there. Asked
-        for again, or with a known Idempotency-Key, the job that it made before. None: no such job to retry."""
+        """Create a job in `validating` that runs items of an ended one again.
+
+        Return None if that does not exist. Its two files are made of existing bytes. A repeat, or a
+        known Idempotency-Key, returns the job that was made before.
+        """
         if known := await tx.dicts("job_any", id=retry.job_id):
             return job_from(known[0])
         await tx.one("tenant_lock", tenant_id=caller.tenant_id)
@@ -55,8 +58,10 @@ class Retries(Table):
 
 
 async def hold_retries(tx: Tx, jobs: Sequence[Job]) -> None:
-    """Hold everything that retries of these jobs will need, in the order in which every transaction takes rows. One by one, each would hold
-    its tenant first and the blobs of its files last, before the next asks for another tenant."""
+    """Lock all rows that retries of these jobs will need, in the order of all transactions.
+
+    If each retry locked its own, the blobs of one would be locked before the tenant of the next.
+    """
     await tx.many_returning("tenant_lock", sorted({(job.tenant_id,) for job in jobs}))
     await tx.many_returning("job_halt", sorted((job.id,) for job in jobs))
     results = {one for job in jobs for one in (job.error_file_id, _answers_id(job)) if one}
@@ -66,12 +71,12 @@ async def hold_retries(tx: Tx, jobs: Sequence[Job]) -> None:
 
 
 def _answers_id(first: Job) -> str | None:
-    """The file of all answers so far: those of a retry's whole chain."""
+    """Return the file of all answers so far: for a retry, those of its whole chain."""
     return first.output_file_id if first.retry_of is None else first.merged_file_id
 
 
 async def _same_retry(tx: Tx, first: Job, retry: FollowUp) -> Job | None:
-    """The retry of the same items that was made before; one that ended before it ran anything counts for nothing."""
+    """Return the earlier retry of the same items. One that ended before it ran does not count."""
     for job_id in first.retried_by:
         for row in await tx.dicts("job_any", id=job_id):
             made = job_from(row)
@@ -107,7 +112,7 @@ async def _put_retry(
 
 
 def _check_items(first: Job, retry: FollowUp) -> int:
-    """Refuse a job that has nothing to run again; return how many items may."""
+    """Return how many items may run again; refuse a job without any."""
     if first.state not in JOB_ENDED:
         raise batch_not_ended()
     if first.door is not None:
@@ -134,7 +139,7 @@ async def _locked_file(tx: Tx, caller: Caller, file_id: str | None, name: str) -
 
 
 def _request(first: Job, retry: FollowUp) -> JobRequest:
-    """What the first job asked for, asked for again from now on."""
+    """Return the request of the first job for its retry, which counts from now on."""
     webhook = None if first.webhook is None else replace(first.webhook, secret=retry.webhook_secret)
     return JobRequest(
         endpoint=first.endpoint,

@@ -1,4 +1,7 @@
-"""Files of a retry: the error lines that say what it runs, and the answers of its whole chain. Both are pieces of bytes that are there."""
+"""The files of a retry: error lines that choose what it runs, and answers of its whole chain.
+
+Both are made of existing bytes.
+"""
 
 from collections import Counter
 
@@ -12,7 +15,10 @@ from tidegate.store.tenants.files import release_extents
 
 
 async def share_file(tx: Tx, job_id: str, source: File | None, file_id: str, tenant_id: str, name: str) -> None:
-    """Make a hidden file of a job out of the pieces of another, which the caller holds; of nothing without one."""
+    """Make a hidden file of a job from the extents of another; an empty one without a `source`.
+
+    The caller has locked the source's row.
+    """
     await tx.all(
         "file_put",
         id=file_id,
@@ -31,7 +37,10 @@ async def share_file(tx: Tx, job_id: str, source: File | None, file_id: str, ten
 
 
 async def show_merged(tx: Tx, job: Job, expires_after_ms: int | None) -> None:
-    """A retry ended: its answers go behind those of its chain, and the file that holds both is shown, unless it is empty."""
+    """Add the answers of an ended retry to those of its chain.
+
+    Show that file unless it is empty.
+    """
     if job.merged_file_id is None:
         return
     ended = job_from((await tx.dicts("job_any", id=job.id))[0])
@@ -54,7 +63,7 @@ async def show_merged(tx: Tx, job: Job, expires_after_ms: int | None) -> None:
 
 
 async def drop_retry_files(tx: Tx, job_id: str) -> None:
-    """A job ended before it ran: if it is a retry, there is nothing to merge."""
+    """Drop the merged file of a job that ended before it ran, if it is a retry."""
     job = job_from((await tx.dicts("job_any", id=job_id))[0])
     if job.merged_file_id is not None:
         await _drop(tx, job.merged_file_id)
@@ -62,7 +71,10 @@ async def drop_retry_files(tx: Tx, job_id: str) -> None:
 
 
 async def forget_retry(tx: Tx, job: Job) -> None:
-    """A job is forgotten: let go of the lines that name what it runs, and take it out of what the first job names. Both jobs are held."""
+    """Remove a forgotten retry's file of chosen lines, and its id from the first job.
+
+    The caller has locked both jobs.
+    """
     if job.retry_of is None:
         return
     if job.retry_file_id is not None:
@@ -77,7 +89,10 @@ async def put_retried_by(tx: Tx, job_id: str, job_ids: list[str]) -> None:
 
 
 async def _share_extents(tx: Tx, source_id: str, file_id: str, from_at: int) -> None:
-    """Let a file have the pieces of another from this place on. The other's row is held, so its blobs are in use."""
+    """Give a file the extents of another from this place on.
+
+    The other's row is locked, so its blobs are in use.
+    """
     shared = await tx.all("extents_share", file_id=source_id, to_file_id=file_id, from_at=from_at)
     for blob_id, uses in sorted(Counter(row[0] for row in shared).items()):
         if await tx.one("blob_lend", id=blob_id, uses=uses) is None:

@@ -1,4 +1,4 @@
-"""What a new job takes from an earlier one of the same tenant: the earlier job's input and answers must be there and fit."""
+"""The check of an earlier job whose answers a new one reuses: its files must exist and fit."""
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Job, JobRequest
@@ -11,12 +11,12 @@ PARAM = "reuse_from"
 
 
 def answers_file_of(job: Job) -> str | None:
-    """The file with all answers of a job, and of those that it is a retry of."""
+    """Return the file with all answers of a job, and of the jobs that it is a retry of."""
     return job.output_file_id if job.retry_of is None else job.merged_file_id
 
 
 async def reused_bytes(tx: Tx, tenant_id: str, request: JobRequest) -> int:
-    """How many bytes of an earlier job are read to find out what it has answered; refused where that cannot be."""
+    """Return how many bytes of the earlier job are read. Refuse a job that does not fit."""
     job_id = request.shape.reuse_from
     if not job_id:
         return 0

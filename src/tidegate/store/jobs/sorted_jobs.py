@@ -1,4 +1,7 @@
-"""Pages of jobs sorted by what changes: a page goes on behind the place where the last job of the page before stands now."""
+"""Pages of jobs in an order that may change while they are read.
+
+A page begins after the present place of the last job of the page before.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,19 +18,23 @@ _SORT_KEYS: Mapping[JobSort, Callable[[Job], int]] = {
     JobSort.FAILED: lambda job: 1_000_000 * job.failed_count // job.item_count if job.item_count else 0,
     JobSort.COST: lambda job: job.cost_nano,
 }
-# What these are sorted by changes with every record, so that of open jobs stands in no index: two statements find the two kinds.
+# These sort keys change with each record, so open jobs have no index of them: open and ended jobs
+# need two statements.
 _SORTED_APART = (JobSort.FAILED, JobSort.COST)
-# Jobs lie in the order of their creation, in which all of them are read several times as fast as in the order of an index. So a search that
-# finds fewer than this many is sorted afterwards; one that finds more fills a page from the first few hundred jobs of the index.
+# Jobs are stored in the order of their creation, and reading all of them that way is several times
+# faster than in the order of an index. So a search with fewer matches than this is sorted
+# afterwards. One with more fills a page from the first few hundred jobs of the index.
 FEW_MAX = 1_000
-# Where a row of `jobs_matching_few` has what is sorted by.
+# The columns of the sort keys in a row of `jobs_matching_few`.
 _FEW_KEYS = {JobSort.SIZE: 1, JobSort.FAILED: 2, JobSort.COST: 3}
 _PLACES = ("count_max", "created_at", "id", "from_ms")
 
 
 async def sorted_page(tx: Tx, sort: JobSort, page: dict[str, Any], after: str | None) -> list[tuple[Job, str]] | None:
-    """Return a page of a sorted list. It goes on behind where the job `after` stands now, or stood when it was deleted; None when there was
-    none."""
+    """Return a page of a sorted list; None if there was no job `after`.
+
+    The page begins after the job's present place, or after its last one if it was deleted.
+    """
     is_rising, key = sort is JobSort.DEADLINE, _SORT_KEYS[sort]
     start = (-1, "") if is_rising else _LIST_START
     if after is not None:
@@ -50,7 +57,10 @@ async def sorted_page(tx: Tx, sort: JobSort, page: dict[str, Any], after: str | 
 async def _page_of_few(
     tx: Tx, sort: JobSort, few: Sequence[Row], start: tuple[int, str], count_max: int
 ) -> list[tuple[Job, str]]:
-    """Return a page of these jobs, sorted downwards from behind a place. One without a key is not in the list."""
+    """Return a page of these jobs in descending order, after a place.
+
+    Jobs without a key are left out.
+    """
     places = [(row[_FEW_KEYS[sort]], str(row[0])) for row in few if row[_FEW_KEYS[sort]] is not None]
     ids = [place[1] for place in sorted(places, reverse=True) if place < start][:count_max]
     if not ids:

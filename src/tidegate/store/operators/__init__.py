@@ -1,1 +1,1 @@
-"""Verbs of operators: jobs of all tenants, operations over many jobs, and the audit."""
+"""Verbs of operators: the jobs of all tenants, operations over many jobs, and the audit."""

@@ -1,7 +1,8 @@
-"""Verbs about the audit: what operators changed, noted in the transaction of the change and chained (core/audit_chain.py).
+"""Verbs about the audit: the changes of operators, chained as core/audit_chain.py describes.
 
-A store with a witness notes its writes. The witness looks at the thing before and after; a write that changes nothing of it leaves no
-row, so a repeat leaves none either. Entries are written last in a transaction, for they hold the chain until it commits.
+Each is noted in the transaction of the change. A store with a witness notes its writes: the witness
+looks at the object before and after. A write that changes nothing leaves no row, so a repeat leaves
+none. Entries are written last in a transaction, because they lock the chain until it commits.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,11 @@ _LIST_START = (1 << 62, "")
 
 
 class AuditNote(msgspec.Struct, frozen=True):
-    """Who does what to which thing. `id` is the row's, so that a repeat is noted once. `address` is where a request came from.
+    """The actor, the action and the target of a change.
 
-    For each kind there is a statement `look_at_KIND`."""
+    `id` is that of the row, so that a repeat is noted once. `address` is where the request came
+    from. Each kind has a statement `look_at_KIND`.
+    """
 
     id: str
     actor: str
@@ -30,9 +33,11 @@ class AuditNote(msgspec.Struct, frozen=True):
 
 
 class StoredChange(msgspec.Struct, frozen=True):
-    """One change: who did what to which thing. `before` is None for a thing that was not there, `after` for one that is gone.
+    """One change: its actor, action and target.
 
-    `number` and `hash` are its place in the chain; None for an entry of an earlier version that is not chained yet."""
+    `before` is None if the target was created, `after` if it was removed. `number` and `hash` are
+    its place in the chain; None for an entry of an earlier version that is not chained yet.
+    """
 
     id: str
     happened_at: int
@@ -48,7 +53,7 @@ class StoredChange(msgspec.Struct, frozen=True):
 
 
 class NotedChange(msgspec.Struct, frozen=True):
-    """A change that is to be written to the audit."""
+    """A change that will be written to the audit."""
 
     note: AuditNote
     before: Any
@@ -56,7 +61,7 @@ class NotedChange(msgspec.Struct, frozen=True):
 
 
 class AuditFilter(msgspec.Struct, frozen=True):
-    """What a list of changes is asked for; None is anything."""
+    """The filter of a list of changes. None matches anything."""
 
     actor: str | None = None
     action: str | None = None
@@ -66,21 +71,22 @@ class AuditFilter(msgspec.Struct, frozen=True):
 class Audit(Table):
     @frees
     async def prune_audit(self, tx: Tx, keep_ms: int, count_max: int) -> None:
-        """Forget changes that are older than this, at most so many, from the beginning of the chain."""
+        """Forget at most `count_max` changes older than `keep_ms`, from the chain's beginning."""
         if not await _old_entries(tx, keep_ms, 1):
             return
         await _hold_chain(tx)
         old = await _old_entries(tx, keep_ms, count_max)
         if old:
             number, entry_hash = old[-1]
-            # The store keeps every entry behind the beginning of the chain, so that moves first.
+            # The store refuses to delete entries after the beginning of the chain, so that moves
+            # first.
             await tx.all("audit_chain_shorten", number=number, hash=entry_hash)
             await tx.all("audit_places_put", number=number)
             await tx.all("audit_prune", number=number)
 
     @writes
     async def chain_audit(self, tx: Tx, count_max: int) -> int:
-        """Chain entries that programs of an earlier version wrote, at most so many. Return how many."""
+        """Chain at most `count_max` entries of programs of an earlier version. Return how many."""
         if not await tx.all("audit_unchained", count_max=1):
             return 0
         ends, _ = await _hold_chain(tx)
@@ -97,7 +103,7 @@ class Audit(Table):
 
     @reads
     async def audit_entries(self, tx: Tx, after: int, count_max: int) -> tuple[ChainEnds, list[AuditEntry]]:
-        """Return the chain's ends and its entries behind this number, of one moment."""
+        """Return the ends of the chain and its entries after this number, of one moment."""
         row = await tx.one("audit_chain_ends")
         rows = await tx.all("audit_entries", number=after, count_max=count_max)
         return ChainEnds(*row) if row is not None else ChainEnds(), [AuditEntry(*one) for one in rows]
@@ -112,7 +118,10 @@ class Audit(Table):
     async def list_audit(
         self, tx: Tx, wanted: AuditFilter, *, after: str | None, count_max: int
     ) -> list[StoredChange] | None:
-        """Return a page of changes, newest first: those older than `after`; None when that names none."""
+        """Return a page of changes older than `after`, newest first.
+
+        Return None if `after` is no change.
+        """
         start: Sequence[Any] | None = _LIST_START
         if after is not None:
             start = await tx.one("audit_cursor", id=after)
@@ -134,12 +143,15 @@ class Audit(Table):
 
     @writes
     async def note_read(self, tx: Tx, note: AuditNote, detail: Any) -> None:
-        """Note that something confidential was read; the same note again is fine."""
+        """Note that something confidential was read. A repeat of the note is harmless."""
         await put_changes(tx, [NotedChange(note, None, detail)])
 
 
 class AuditWitness:
-    """Looks at a thing before and after a write, and notes how they differ: in the audit, or in a list that is put there later."""
+    """The observer that compares an object before and after a write, and notes the difference.
+
+    The note goes to the audit, or to a list that is written there later.
+    """
 
     def __init__(self, note: AuditNote, noted: list[NotedChange] | None = None) -> None:
         self._note = note
@@ -165,7 +177,10 @@ class AuditWitness:
 
 
 async def put_changes(tx: Tx, changes: Sequence[NotedChange]) -> None:
-    """Add changes to the end of the chain, which no other process can do until this transaction ends."""
+    """Add changes to the end of the chain.
+
+    Other processes wait for that until this transaction ends.
+    """
     if not changes:
         return
     ends, now_ms = await _hold_chain(tx)
@@ -190,7 +205,7 @@ async def put_changes(tx: Tx, changes: Sequence[NotedChange]) -> None:
 
 
 async def _hold_chain(tx: Tx) -> tuple[ChainEnds, int]:
-    """Hold the chain until the transaction ends. Return where it ends and what time it is."""
+    """Lock the chain until the transaction ends. Return its ends and the time."""
     row = await tx.one("audit_chain_hold")
     assert row is not None
     *ends, now_ms = row
@@ -198,7 +213,7 @@ async def _hold_chain(tx: Tx) -> tuple[ChainEnds, int]:
 
 
 async def _old_entries(tx: Tx, keep_ms: int, count_max: int) -> list[tuple[int, str]]:
-    """Return the number and hash of the chain's first entries that are all older than this."""
+    """Return the number and hash of the chain's first entries that are older than `keep_ms`."""
     old = []
     for number, entry_hash, is_old in await tx.all("audit_oldest", keep_ms=keep_ms, count_max=count_max):
         if not is_old:

@@ -1,4 +1,7 @@
-"""The verbs that change one job, as one group: an operation runs them inside its own transaction."""
+"""The verbs that change one job, as one group.
+
+An operation runs them inside its own transaction.
+"""
 
 from tidegate.store.jobs.job_controls import RunningJobs
 from tidegate.store.jobs.jobs import Jobs
@@ -8,4 +11,4 @@ from tidegate.store.road.publishing import PublishedJobs
 
 
 class ChangeableJobs(Jobs, RunningJobs, OperatedStore, PublishedJobs, Retries):
-    """Jobs, whose verbs need nothing of the Store but a transaction."""
+    """The verbs about jobs that need only a transaction of the Store."""

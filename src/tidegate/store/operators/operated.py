@@ -1,4 +1,7 @@
-"""Verbs of operators across all tenants: look at everything, and repair what is stuck. Callers of a tenant never come here."""
+"""Verbs of operators across all tenants: look at everything, and repair stuck jobs.
+
+No request of a tenant uses them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +35,10 @@ FAILED_BY_OPERATOR = LineError("failed_by_operator", "An operator ended this bat
 
 
 class OverviewRows(msgspec.Struct, frozen=True):
-    """What an overview is made of, each row by column name; `rates` are items and tokens a second, by model."""
+    """The data of an overview, each row by column name.
+
+    `rates` are items and tokens a second, by model.
+    """
 
     jobs: list[dict[str, Any]]
     ended: list[dict[str, Any]]
@@ -42,8 +48,11 @@ class OverviewRows(msgspec.Struct, frozen=True):
 
 
 class WaitingWork(msgspec.Struct, frozen=True):
-    """What is due when, by model; `has_steps` while anything else waits for a worker: a job to be ingested, ended or published, an
-    operation or a delivery. A paused job waits for nothing until its deadline."""
+    """The due work by model.
+
+    `has_steps` is set while anything else waits for a worker: a job to ingest, end or publish, an
+    operation, or a delivery. A paused job waits for nothing until its deadline.
+    """
 
     due: dict[str, list[DueWork]]
     has_steps: bool
@@ -61,7 +70,7 @@ class OperatedStore(Table):
         count_max: int,
         sort: JobSort = JobSort.CREATED,
     ) -> list[tuple[Job, str]] | None:
-        """Return a page of jobs and whose they are; None when `after` names no job."""
+        """Return a page of jobs with their organizations; None if `after` is no job."""
         start: Row | None = _LIST_START
         if after is not None:
             start = await tx.one("jobs_cursor", id=after)
@@ -79,19 +88,22 @@ class OperatedStore(Table):
 
     @reads
     async def job_of_anyone(self, tx: Tx, job_id: str) -> tuple[Job, str] | None:
-        """Return a batch and whose it is."""
+        """Return a batch of any tenant, with its organization."""
         rows = await tx.dicts("job_of_anyone", id=job_id)
         return (job_from(rows[0]), rows[0]["org"]) if rows else None
 
     @reads
     async def runs_of_file(self, tx: Tx, tenant_id: str, file_id: str, count_max: int = RUNS_MAX) -> list[Job]:
-        """Return the last batches of a tenant that were made of a file, newest first."""
+        """Return a tenant's last batches of a file, newest first."""
         rows = await tx.dicts("runs_of_file", tenant_id=tenant_id, file_id=file_id, count_max=count_max)
         return [job_from(row) for row in rows]
 
     @writes
     async def retry_finalization(self, tx: Tx, job_id: str) -> Job | None:
-        """Let a job that could not be published be tried again at once. None: no such job."""
+        """Let a job whose publishing failed be published again at once.
+
+        Return None if there is no such job.
+        """
         done = await tx.one("job_retry_finalization", id=job_id)
         rows = await tx.dicts("job_any", id=job_id)
         if not rows:
@@ -103,7 +115,10 @@ class OperatedStore(Table):
 
     @writes
     async def end_as_failed(self, tx: Tx, job_id: str) -> Job | None:
-        """End a job as failed and keep its results; asking twice is fine. None: no such job."""
+        """End a job as failed and keep its results; None if there is no such job.
+
+        A repeat is harmless.
+        """
         await tx.one("job_halt", id=job_id)
         errors = errors_text([FAILED_BY_OPERATOR])
         if await tx.one("job_fail_asked", id=job_id, errors=errors) is not None:
@@ -118,7 +133,10 @@ class OperatedStore(Table):
 
     @writes
     async def requeue_job(self, tx: Tx, job_id: str) -> Job | None:
-        """Look again at once at what rests of a job: slices, models, flows, steps. Nothing is taken from a worker. None: no such job."""
+        """Wake everything of a job that rests: slices, models, flows and steps.
+
+        Return None if there is no such job. Slices that workers have leased stay with them.
+        """
         await tx.one("job_halt", id=job_id)
         await tx.all("job_slices_wake", job_id=job_id, forever=FOREVER_MS)
         for statement in ("job_steps_wake", "job_models_wake", "job_flows_wake"):
@@ -133,7 +151,7 @@ class OperatedStore(Table):
 
     @reads
     async def overview(self, tx: Tx) -> OverviewRows:
-        """Return what is open, what ended lately, what waits for which model, how fast it goes, and what is stuck."""
+        """Return open jobs, recently ended ones, waiting work by model, rates, and stuck jobs."""
         [(now_ms,)] = await tx.all("now")
         span_s = 60 * RATE_MINUTES + now_ms % 60_000 / 1000
         rates = await tx.all("overview_rates", minutes=RATE_MINUTES)
@@ -147,7 +165,7 @@ class OperatedStore(Table):
 
     @reads
     async def minute_counts(self, tx: Tx) -> tuple[int, dict[int, tuple[int, int]]]:
-        """Return the store's moment, and the items and tokens answered in each of the last minutes and in this one, by minute."""
+        """Return the store's time, and the answered items and tokens by minute, up to this one."""
         rows = await tx.all("overview_minutes", minutes=HISTORY_MINUTES)
         now = await tx.one("now")
         assert now is not None
@@ -155,7 +173,7 @@ class OperatedStore(Table):
 
     @reads
     async def due_work(self, tx: Tx) -> WaitingWork:
-        """Return the work that open deadlines need done."""
+        """Return the work that is due for open deadlines."""
         due: dict[str, list[DueWork]] = {}
         for model, due_in_ms, units in await tx.all("due_work", count_max=DUE_MAX):
             due.setdefault(model, []).append(DueWork(due_in_ms, units))
@@ -163,17 +181,17 @@ class OperatedStore(Table):
 
     @reads
     async def list_flows(self, tx: Tx, model: str | None, count_max: int) -> list[dict[str, Any]]:
-        """Return flows by model, awake ones first and by what they were served."""
+        """Return flows by model, awake ones first, in order of their service."""
         return await tx.dicts("flows_shown", model=model, count_max=count_max)
 
     @writes
     async def refresh_flows(self, tx: Tx) -> int:
-        """Let every resting flow be looked at again by the next sweep. Return how many."""
+        """Let the next sweep look at all resting flows again. Return how many."""
         return len(await tx.all("flows_refresh"))
 
     @reads
     async def list_orgs(self, tx: Tx, *, after: str | None, count_max: int) -> list[dict[str, Any]] | None:
-        """Return a page of organizations, newest first; None when `after` names none."""
+        """Return a page of organizations, newest first; None if `after` is no organization."""
         start: Sequence[Any] | None = _LIST_START
         if after is not None:
             start = await tx.one("org_cursor", id=after)
@@ -185,7 +203,10 @@ class OperatedStore(Table):
     async def list_every_delivery(
         self, tx: Tx, org: str | None, state: DeliveryState | None, after: tuple[str, str] | None, count_max: int
     ) -> list[tuple[WebhookDelivery, str]] | None:
-        """Return a page of deliveries and whose they are, newest first; None when `after` (event and endpoint) names none."""
+        """Return a page of deliveries with their organizations, newest first.
+
+        Return None if there is no `after`. `after` is an event and an endpoint.
+        """
         start = await deliveries_start(tx, after)
         if start is None:
             return None
@@ -203,7 +224,7 @@ class OperatedStore(Table):
 
     @reads
     async def tenant_of_delivery(self, tx: Tx, event_id: str, endpoint_id: str) -> str | None:
-        """Return the id of the tenant whose delivery this is."""
+        """Return the id of the tenant that owns this delivery."""
         rows = await tx.dicts("delivery_of_anyone", event_id=event_id, endpoint_id=endpoint_id)
         return rows[0]["tenant_id"] if rows else None
 

@@ -1,7 +1,7 @@
-"""Verbs about operations: one action on every job that matches a filter, carried out a few jobs at a time.
+"""Verbs about operations: one action on all jobs that match a filter, a few jobs at a time.
 
-The changes of a few jobs, their audit rows and the operation's place in its list of jobs are one transaction. So no job counts twice,
-and an operation that was cancelled or taken over changes nothing more.
+One transaction changes a few jobs, writes their audit rows, and advances the operation. So no job
+counts twice, and an operation that was cancelled or taken over changes nothing more.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,9 +24,9 @@ from tidegate.store.tenants.files import hold_blobs
 
 _LIST_START = (1 << 62, "")
 _EVERY_JOB = 1 << 40
-# What these do to a job also changes the flows that it belongs to.
+# These actions also change the flows of a job.
 _WAKING = ("resume", "requeue")
-# It shows result files, whose parts and merged files need the blobs of the whole.
+# This action shows result files, whose parts and merged files need the blobs of the whole.
 _ABANDON = "abandon"
 _GONE = ApiProblem(404, "batch_not_found", "The batch was deleted meanwhile.")
 
@@ -34,7 +34,7 @@ JobVerb = Callable[[ChangeableJobs, Job], Awaitable[Job | None]]
 
 
 class OperationStep(msgspec.Struct, frozen=True):
-    """A worker's step of an operation: what it does to the jobs that come next, each with the id of its audit row."""
+    """A worker's step of an operation: its verb and its jobs, each with the id of an audit row."""
 
     operation: JobOperation
     worker_id: str
@@ -50,7 +50,7 @@ class Operations(Table):
 
     @writes
     async def put_operation(self, tx: Tx, operation_id: str, actor: str, scope: OperationScope) -> JobOperation:
-        """Write an operation that workers begin at once; the same one again is fine."""
+        """Write an operation, which workers begin at once. A repeat is harmless."""
         impact = await _impact(tx, scope)
         await tx.all(
             "operation_put",
@@ -69,13 +69,13 @@ class Operations(Table):
 
     @reads
     async def get_operation(self, tx: Tx, operation_id: str) -> JobOperation | None:
-        """Return an operation as it stands."""
+        """Return an operation with its present state."""
         rows = await tx.dicts("operation_get", id=operation_id)
         return _operation_from(rows[0]) if rows else None
 
     @reads
     async def list_operations(self, tx: Tx, *, after: str | None, count_max: int) -> list[JobOperation] | None:
-        """Return a page of operations, newest first; None when `after` names none."""
+        """Return a page of operations, newest first; None if `after` is no operation."""
         start: Row | None = _LIST_START
         if after is not None:
             start = await tx.one("operation_cursor", id=after)
@@ -86,7 +86,10 @@ class Operations(Table):
 
     @frees
     async def cancel_operation(self, tx: Tx, operation_id: str) -> JobOperation | None:
-        """Change no further job; asking twice is fine. None: no such operation."""
+        """Cancel an operation, so that no further job changes; None if there is no such operation.
+
+        A repeat is harmless.
+        """
         await tx.one("operation_cancel", id=operation_id)
         rows = await tx.dicts("operation_get", id=operation_id)
         if not rows:
@@ -104,14 +107,17 @@ class Operations(Table):
 
     @writes
     async def take_operation(self, tx: Tx, operation_id: str, worker_id: str) -> JobOperation | None:
-        """Hold an operation until it ends or this worker does; None when it ended, or another living worker has it."""
+        """Take an operation until it ends or this worker does.
+
+        Return None if it ended or a living worker has it.
+        """
         if await tx.one("operation_take", id=operation_id, worker_id=worker_id) is None:
             return None
         return _operation_from((await tx.dicts("operation_get", id=operation_id))[0])
 
     @reads
     async def operation_jobs(self, tx: Tx, operation: JobOperation, count_max: int) -> list[Job]:
-        """Return the jobs that an operation comes to next."""
+        """Return the next jobs of an operation."""
         columns = _columns(operation.scope, (operation.cursor_at, operation.cursor_id), count_max)
         rows = await tx.dicts(
             "operation_jobs_ended" if operation.scope.action == RETRY else "operation_jobs_open", **columns
@@ -120,8 +126,12 @@ class Operations(Table):
 
     @writes
     async def step_operation(self, tx: Tx, step: OperationStep) -> None:
-        """Change the next jobs of an operation; a job that refuses stays as it is and counts as failed. LostRace: nothing is changed,
-        for the operation ended or another worker has it."""
+        """Change the next jobs of an operation.
+
+        A job that refuses is not changed and counts as failed.
+
+        Raise LostRace, and change nothing, if the operation ended or another worker has it.
+        """
         await _hold_jobs(tx, step)
         noted: list[NotedChange] = []
         failures = [failure for job, note_id in step.jobs if (failure := await _change(tx, step, job, note_id, noted))]
@@ -142,12 +152,15 @@ class Operations(Table):
 
     @writes
     async def end_operation(self, tx: Tx, operation_id: str, worker_id: str) -> bool:
-        """End an operation that came to its last job; False when it was cancelled, or another worker has it."""
+        """End an operation after its last job.
+
+        Return False if it was cancelled, or another worker has it.
+        """
         return await tx.one("operation_end", id=operation_id, worker_id=worker_id) is not None
 
     @frees
     async def prune_operations(self, tx: Tx, keep_ms: int) -> None:
-        """Forget operations that ended so long ago."""
+        """Forget operations that ended longer ago than `keep_ms`."""
         if gone := await tx.all("operations_prune", keep_ms=keep_ms):
             await tx.many("operation_place_put", [(row[0], row[1]) for row in gone])
 
@@ -165,8 +178,11 @@ def _columns(scope: OperationScope, place: tuple[int, str], count_max: int) -> d
 
 
 async def _hold_jobs(tx: Tx, step: OperationStep) -> None:
-    """Hold what a step will change, in the order in which every transaction takes rows: tenants, jobs, files and blobs by id, then flows by
-    model. The list of an operation has another order, and a change of its first job may need the flow of the next."""
+    """Lock all rows that a step will change, in the order of all transactions.
+
+    That order is tenants, jobs, files and blobs by id, then flows by model. An operation lists its
+    jobs in another order, and the change of its first job may need the flow of the next.
+    """
     action = step.operation.scope.action
     if action == RETRY:
         await hold_retries(tx, [job for job, _ in step.jobs])
@@ -185,7 +201,7 @@ async def _hold_jobs(tx: Tx, step: OperationStep) -> None:
 async def _change(
     tx: Tx, step: OperationStep, job: Job, note_id: str, noted: list[NotedChange]
 ) -> OperationFailure | None:
-    """Change one job and add what is to be noted; what it wrote before it refused is undone."""
+    """Change one job and collect its audit notes. If it refuses, undo what was written for it."""
     action = step.operation.scope.action
     note = AuditNote(note_id, f"operation:{step.operation.id}", f"batch.{action}", "batch", job.id)
     kept: list[NotedChange] = []
