@@ -1,1 +1,1 @@
-"""Verbs of the road: ingest, leases and snapshots, outcomes, and what a flush costs whom."""
+"""Verbs of the road: ingest, leases and snapshots, outcomes, and the charges of a flush."""

@@ -1,4 +1,4 @@
-"""Verbs for estimates of a job's end, and about a job that is not there yet: what it would stand behind, and whether it was made before."""
+"""Verbs for estimates of a job's end, also of a job that does not exist yet."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ OUTLOOK_FLOWS_MAX = 64
 class Forecasts(Table):
     @reads
     async def outlook(self, tx: Tx, job_id: str) -> Outlook | None:
-        """What an estimate of a job's end can be made from; None when there is no such job."""
+        """Return the data for an estimate of a job's end; None if there is no such job."""
         rows = await tx.dicts("job_any", id=job_id)
         row = await tx.one("snapshot_now", search_max=0, worker_id="")
         if not rows or row is None:
@@ -33,8 +33,10 @@ class Forecasts(Table):
 
     @reads
     async def forecast(self, tx: Tx, model: str, share_owner: str, work: Backlog, servers: str = "") -> ModelOutlook:
-        """What would stand before so much work of this share owner on this model, if they came now. With a name of model servers
-        the rates are those that were measured there."""
+        """Return the work that would come before new work of this share owner on this model.
+
+        With a name of model servers, the rates are those that were measured there.
+        """
         [(flow_count, weights_milli)] = await tx.all("flows_weight", model=model)
         [(weight_milli, is_awake, *ahead)] = await tx.all(
             "forecast_flow", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX
@@ -49,13 +51,17 @@ class Forecasts(Table):
 
     @reads
     async def workers_alive(self, tx: Tx) -> int:
-        """How many processes are alive, one at the least."""
+        """Return how many processes are alive, at least 1."""
         [(count,)] = await tx.all("workers_alive")
         return max(1, int(count))
 
     @reads
     async def calls_take_ms(self, tx: Tx, ways: Sequence[tuple[Budget, ...]], calls: CallsAhead) -> int | None:
-        """Return how long until so many calls may all be sent over these ways, if no others are sent; None when they never may."""
+        """Return how long until these calls may all be sent, if no others are.
+
+        Return None if they never may. `ways` are the sets of budgets under which a call may be
+        sent.
+        """
         [(now,)] = await tx.all("now")
         packed: dict[str, bytes] = {}
         for ids in few_at_a_time({budget.id for way in ways for budget in way}):
@@ -64,7 +70,7 @@ class Forecasts(Table):
 
     @reads
     async def was_made(self, tx: Tx, tenant_id: str, route: str, key: str) -> bool:
-        """Whether this Idempotency-Key stands for something already."""
+        """Return whether this Idempotency-Key has made an object already."""
         found = await tx.one("idempotency_get", tenant_id=tenant_id, route=route, key=key, keep_ms=IDEMPOTENCY_KEEP_MS)
         return found is not None
 
@@ -94,7 +100,10 @@ async def _model_outlook(tx: Tx, row: Row) -> ModelOutlook | None:
 async def _other_flows(
     tx: Tx, model: str, share_owner: str, flow_count: int, weights_milli: int
 ) -> tuple[tuple[float, Backlog | None], ...]:
-    """The other flows of a model with what they have; those that were not looked at count as one that has enough."""
+    """Return the other flows of a model with their work.
+
+    Flows beyond the bound count as one with enough work.
+    """
     rows = await tx.all(
         "flows_backlog", model=model, share_owner=share_owner, jobs_max=OUTLOOK_JOBS_MAX, flows_max=OUTLOOK_FLOWS_MAX
     )

@@ -1,4 +1,4 @@
-"""Verbs about ingest: whose input is next, what a worker needs to read it, and the start of a job whose input was read."""
+"""Verbs about ingest: the next inputs, their sources, and the start of ingested jobs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from tidegate.store.jobs.canaries import begin_sample
 from tidegate.store.jobs.flows import wake_flows
 
 BYTES_ANY = (0, BYTES_MAX)
-# What `job_add` adds to a job of which nothing is run.
+# The sums that `job_add` adds to a job of which no item is run.
 NOTHING_ADDED = (0,) * 12
 
 
 class Ingests(Table):
     @reads
     async def jobs_waiting_ingest(self, tx: Tx, count_max: int, sizes: tuple[int, int] = BYTES_ANY) -> list[str]:
-        """Return jobs whose input no worker ingests now, and whose ingest costs so many bytes at the least and at the most."""
+        """Return jobs that no worker ingests now, and whose ingest costs bytes within `sizes`."""
         rows = await tx.all("jobs_waiting_ingest", bytes_min=sizes[0], bytes_max=sizes[1], count_max=count_max)
         return [row[0] for row in rows]
 
@@ -35,13 +35,16 @@ class Ingests(Table):
         token: str,
         passed_over: frozenset[str] = frozenset(),
     ) -> list[str]:
-        """Become the one that ingests the next jobs of a lane, all under one token. `passed_over` are tenants that may take none now."""
+        """Take the ingest of the next jobs of a lane, all under one token.
+
+        `passed_over` are tenants that get none now.
+        """
         if taken := await tx.all("ingest_taken", worker_id=worker_id, token=token):
             return [row[0] for row in taken]
         [(locked,)] = await tx.all("ingest_clock_hold", lane=lane)
         clock = int(locked)
         bounds = {"bytes_min": sizes[0], "bytes_max": sizes[1], "worker_id": worker_id}
-        # Tenants come in the order of the clock: one that comes behind so many others has no turn now.
+        # Tenants come in the order of the clock, so only the first of them can have a turn now.
         tenants_max = count_max + len(passed_over)
         places = await tx.all("ingest_tenants", lane=lane, clock=clock, tenants_max=tenants_max, **bounds)
         waiting = [
@@ -49,7 +52,8 @@ class Ingests(Table):
             for tenant_id, place in places
             if tenant_id not in passed_over
         ]
-        # All inputs of a turn start together, so those of the small lane cost no more than one of them may.
+        # All inputs of a turn start together, so the small ones together cost no more than one may
+        # cost.
         turns = choose_inputs(waiting, clock, count_max, sizes[1])
         rows = await tx.many_returning("ingest_take", sorted((token, worker_id, turn.job_id) for turn in turns))
         mine = {row[0] for row in rows}
@@ -58,25 +62,32 @@ class Ingests(Table):
 
     @writes
     async def give_back_ingests(self, tx: Tx, worker_id: str, token: str) -> None:
-        """Let anyone take the steps of this token; those that ended are not changed by this."""
+        """Give back the steps of this token. Steps that ended are not changed."""
         await tx.all("ingest_give_back", worker_id=worker_id, token=token)
 
     @reads
     async def ingest_sources(self, tx: Tx, job_ids: Sequence[str]) -> list[IngestSource]:
-        """What must be known of these jobs to ingest them; of a job that is gone there is nothing."""
+        """Return the sources for the ingest of these jobs, without jobs that are gone."""
         found = [await _source(tx, job_id) for job_id in job_ids]
         return [source for source in found if source is not None]
 
     @writes
     async def start_jobs(self, tx: Tx, starts: Sequence[JobStart]) -> set[str]:
-        """Ingest is done: slices, hidden result files, flows awake and the move to `in_progress`, in one transaction.
+        """Start ingested jobs in one transaction.
 
-        Returns the jobs that were closed or taken over meanwhile. LostRace: a work file was collected, and none of them started."""
+        Return those that were closed or taken over meanwhile.
+
+        This writes slices and hidden result files, wakes flows, and moves the jobs to
+        `in_progress`. Raise LostRace, and start none, if a work file was collected.
+        """
         return await start_ingested(tx, starts)
 
 
 async def start_ingested(tx: Tx, starts: Sequence[JobStart]) -> set[str]:
-    """Start jobs whose work files are durable; return those that were closed or taken over meanwhile."""
+    """Start jobs whose work files are durable.
+
+    Return those that were closed or taken over meanwhile.
+    """
     by_id = {start.job_id: start for start in sorted(starts, key=lambda start: start.job_id)}
     rows = await tx.many_returning("job_start", [_start_row(start) for start in by_id.values()])
     places = {row[0]: row[1:] for row in rows}
@@ -93,9 +104,9 @@ async def start_ingested(tx: Tx, starts: Sequence[JobStart]) -> set[str]:
             await begin_sample(tx, job_id, count)
     idle = [job_id for job_id in places if not by_id[job_id].plan.slices]
     if idle:
-        # Nothing of them is run, so they are done.
+        # No item of these jobs runs, so they are done.
         await tx.many_returning("job_add", [(*NOTHING_ADDED, job_id) for job_id in idle])
-    # In one order everywhere, so that two transactions never wait for each other.
+    # All transactions wake flows in this order, so that they never deadlock.
     for model, share_owner in sorted(flows):
         await wake_flows(tx, [model], share_owner, *flows[model, share_owner])
     return lost
@@ -134,7 +145,7 @@ async def _source(tx: Tx, job_id: str) -> IngestSource | None:
 
 
 def _start_row(start: JobStart) -> tuple[Any, ...]:
-    """The parameters of `job_start` in the order in which it names them."""
+    """Return the parameters of `job_start` in its order."""
     plan = start.plan
     return (
         plan.model,
@@ -155,7 +166,7 @@ def _start_row(start: JobStart) -> tuple[Any, ...]:
 
 
 async def _was_started(tx: Tx, job_id: str, work_blob_id: str) -> bool:
-    """Whether this very call committed before and is being replayed."""
+    """Return whether this call is the replay of one that was committed."""
     rows = await tx.dicts("job_any", id=job_id)
     return bool(rows) and rows[0]["work_blob_id"] == work_blob_id
 
@@ -167,7 +178,10 @@ async def _keep_work_files(tx: Tx, starts: Sequence[JobStart]) -> None:
 
 
 async def _put_result_files(tx: Tx, owned: Sequence[tuple[JobStart, str, str]]) -> None:
-    """The two files of every job, hidden until it ends. Each job comes with its tenant and its kind."""
+    """Write the two files of each job, hidden until it ends.
+
+    Each job comes with its tenant and kind.
+    """
     rows = [
         (file_id, tenant_id, start.job_id, f"{kind}_output", f"{start.job_id}_{name}.jsonl", "growing", 0, 0, "", None)
         for start, tenant_id, kind in owned
@@ -177,9 +191,12 @@ async def _put_result_files(tx: Tx, owned: Sequence[tuple[JobStart, str, str]]) 
 
 
 async def _put_slices(tx: Tx, placed: Sequence[tuple[JobStart, Row]]) -> dict[tuple[str, str], tuple[str, int | None]]:
-    """Slices of jobs, summed per model. A place is a job's tenant, share owner and queue, when it was created, expires, is due and must
-    have begun, the state of its models, until when they rest, and its priority. Returns the flows by model and share owner, each with
-    its tenant and its weight."""
+    """Write the slices of jobs, and their sums for each model.
+
+    A place is the row of `job_start` for a job: its tenant and share owner first, then the columns
+    that each of its models gets. Return the flows by model and share owner, each with its tenant
+    and weight.
+    """
     [(now,)] = await tx.all("now")
     slices: list[tuple[Any, ...]] = []
     models: dict[tuple[str, str], list[Any]] = {}

@@ -1,6 +1,7 @@
-"""Verbs of leasing: what could run now, as the scheduler looks at it, and the lease of what it picked.
+"""Verbs of leasing: the scheduler's snapshot of work that could run, and the lease of its picks.
 
-A look turns rows into what `core.schedule` understands, and chooses nothing. What becomes of a slice that is not done is in `slices.py`.
+A look turns rows into the nouns of `core.schedule`, and chooses nothing. `slices.py` has the verbs
+about slices that are given back or lost.
 """
 
 from collections import Counter
@@ -20,11 +21,13 @@ from tidegate.store.database.table import Table, reads, writes
 from tidegate.store.jobs.job_events import record_running
 
 RATE_MINUTES = 15
-# Slices that lost so many owners are suspected of having killed them. The statements say the same number, as their index must.
+# A slice that lost this many owners is suspected of having killed them. The statements have the
+# same number, because their index must.
 SUSPECT_AFTER = 3
 ALL_SUSPECTS = 1 << 40
-# So many of a job's slices that never lost an owner are left while a culprit is searched for in it: an item that is run alone needs others
-# to be compared with. A culprit that is not found after so many losses keeps nothing waiting.
+# How many of a job's slices that never lost an owner are left while a culprit is searched for in
+# the job: an item that runs alone must be compared with others. After SEARCH_LOSSES_MAX losses of a
+# slice, other slices do not wait for the search any more.
 KEPT_FOR_CHECKS = 2
 SEARCH_LOSSES_MAX = 16
 _NONE_IS_SUSPECT = 1 << 62
@@ -32,10 +35,13 @@ _WHY = {why.value: why for why in Why}
 
 
 class SnapshotBounds(msgspec.Struct, frozen=True):
-    """What one look at the store may show: so many flows, the oldest and the smallest jobs of each, and the jobs of a model that are due
-    first. Where there are many flows or models, fewer jobs of each are looked at.
+    """The bounds of one look at the store.
 
-    Without `shows_suspects` jobs are left out that have only suspect slices ready; `shows_kept` adds slices that are kept for checks."""
+    A look shows some flows, the oldest and the smallest jobs of each, and the jobs of a model that
+    are due first. If there are many flows or models, it shows fewer jobs of each. Without
+    `shows_suspects` it leaves out jobs that have only suspect slices ready. `shows_kept` adds
+    slices that are kept for checks.
+    """
 
     flows_max: int = 50
     jobs_per_flow_max: int = 50
@@ -46,7 +52,10 @@ class SnapshotBounds(msgspec.Struct, frozen=True):
     shows_kept: bool = False
 
     def flows_of_each(self, model_count: int, in_flight: int) -> int:
-        """Flows that are out may be among the least served and yet not be next: they do not use up the places of the others."""
+        """Return how many flows of each model are looked at.
+
+        Flows in flight may be among the least served without being next, so they get extra places.
+        """
         share = max(1, self.flows_max // (2 * model_count))
         return share + min(in_flight, share)
 
@@ -61,8 +70,11 @@ BOUNDS = SnapshotBounds()
 
 
 class _Out(msgspec.Struct):
-    """What is in flight by model and rule, by share owner, by flow and by job and model. `lost_level` is how many owners the worst
-    slice lost, and `others_level` how many the worst that another worker holds."""
+    """The units in flight by model and rule, by share owner, by flow, and by job and model.
+
+    `lost_level` is how many owners the worst slice lost. `others_level` is that of the worst slice
+    that another worker has leased.
+    """
 
     rules: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
     owners: dict[str, int] = msgspec.field(default_factory=dict)
@@ -72,7 +84,7 @@ class _Out(msgspec.Struct):
     others_level: int = 0
 
     def add(self, rows: list[Row]) -> None:
-        # As many rows as workers hold slices, at every look.
+        # Each look adds one row for each leased slice, so keep this fast.
         rules, owners, flows, jobs = self.rules, self.owners, self.flows, self.jobs
         for job_id, model, why, share_owner, units, lost_count, is_mine in rows:
             rule, flow, job = (model, why), (model, share_owner), (job_id, model)
@@ -88,25 +100,28 @@ class _Out(msgspec.Struct):
         return {rule: units for why, rule in _WHY.items() if (units := self.rules.get((model, why)))}
 
     def most_flows(self) -> int:
-        """Of the model that has most of them."""
+        """Return the number of flows in flight of the model that has most."""
         return max(Counter(model for model, _ in self.flows).values(), default=0)
 
 
 class Leases(Table):
     @reads
     async def awake_models(self, tx: Tx, count_max: int) -> list[str]:
-        """The models that have anything to do: what a worker finds its room for before it looks closer."""
+        """Return the models that have work.
+
+        A worker checks its room for them before it looks closer.
+        """
         return [row[0] for row in await tx.all("awake_models", count_max=count_max)]
 
     @reads
     async def unleased_models(self, tx: Tx, count_max: int) -> list[str]:
-        """Models with work that is due, of which nothing is leased."""
+        """Return the models with due work of which nothing is leased."""
         [(now,)] = await tx.all("now")
         return [one[0] for one in await tx.all("unleased_models", now=now, count_max=count_max)]
 
     @reads
     async def paces(self, tx: Tx, models: list[str]) -> dict[str, ModelPace]:
-        """How each model went in the last minutes, and who shares it."""
+        """Return the pace of each model in the last minutes, and how many flows share it."""
         [(now,)] = await tx.all("now")
         return {model: await _pace(tx, model, now) for model in models}
 
@@ -119,8 +134,11 @@ class Leases(Table):
         slice_items: int,
         slices_max: int,
     ) -> Snapshot:
-        """Look at what could run now, within bounds. Nothing is read of a model without room, so it hides no other model. Awake models that
-        `rooms` does not name are named in the answer."""
+        """Look at the work that could run now, within bounds.
+
+        Nothing is read of a model without room, so it hides no other model. The snapshot names all
+        awake models, also those that are not in `rooms`.
+        """
         seen = await self._look(worker_id, {model for model, room in rooms.items() if room.items > 0}, bounds)
         out = seen.out
         models = {model: _model(model, room, out, model in seen.hiding) for model, room in rooms.items()}
@@ -139,7 +157,7 @@ class Leases(Table):
 
     @reads
     async def _look(self, tx: Tx, worker_id: str, wanted: Set[str], bounds: SnapshotBounds) -> "_SnapshotRows":
-        """Read the awake models, and the flows and jobs of those that are wanted."""
+        """Read the awake models, and the flows and jobs of the wanted ones."""
         moment = await tx.one("snapshot_now", search_max=SEARCH_LOSSES_MAX, worker_id=worker_id)
         assert moment is not None, "it always gives a row"
         seen = _SnapshotRows(moment, _in_flight(await tx.all("snapshot_in_flight", worker_id=worker_id)))
@@ -177,10 +195,16 @@ class Leases(Table):
         *,
         keeps_rest: bool = False,
     ) -> list[LeasedSlice]:
-        """Take what was picked, each pick under a token that the caller made; a replay gives the same slices. All in one transaction: the
-        sooner a choice is a lease, the fewer others choose the same. The worker holds at most `suspects_max` suspect slices afterwards;
-        with `keeps_rest` it leaves a few others for checks."""
-        # Jobs first and in one order, what is written of their models last and in that order too: so transactions never wait in a circle.
+        """Lease the picked slices, each pick under a token that the caller made.
+
+        - A replay returns the same slices.
+        - All picks go in one transaction: the sooner they are leases, the fewer workers pick the
+          same.
+        - Afterwards the worker has at most `suspects_max` suspect slices.
+        - With `keeps_rest` it leaves a few slices that never lost an owner, for checks.
+        """
+        # Lock jobs first and write their models last, both in one order, so that no deadlock is
+        # possible.
         doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
         fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
         taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)
@@ -212,7 +236,7 @@ class Leases(Table):
 
     @writes
     async def rest_job(self, tx: Tx, job_id: str, model: str, wait_ms: int) -> None:
-        """Nothing of this job and model is worth a look for so long: its own budgets allow nothing."""
+        """Let this job and model rest for a while, because its own budgets allow nothing."""
         await tx.all("job_models_rest", job_id=job_id, model=model, wait_ms=wait_ms)
 
 
@@ -230,9 +254,11 @@ def _in_flight(rows: list[Row]) -> _Out:
 
 
 class _SnapshotRows:
-    """One look: its moment, what is in flight, the awake models, and the flows and jobs of some of them, each once.
+    """The rows of one look.
 
-    `hiding` are the models of which more flows may be ready than were looked at."""
+    They are its moment, the units in flight, the awake models, and the flows and jobs of some of
+    them, each once. `hiding` has the models that may have more ready flows than were looked at.
+    """
 
     def __init__(self, moment: Row, out: _Out) -> None:
         self.now, self.workers, self.level, self.suspect_count, recent_count = moment
@@ -328,7 +354,7 @@ async def _pace(tx: Tx, model: str, now: int) -> ModelPace:
     minutes = await rates_of(tx, model)
     [(flow_count, weight_milli)] = await tx.all("flows_weight", model=model)
     units, tokens = sum(one.units for one in minutes), sum(one.tokens for one in minutes)
-    # The minute under way has lasted only so long, and the model may have begun within it.
+    # Count the present minute only as far as it has passed, also if it is the model's first.
     seconds = max(1.0, now / 1000 - 60 * minutes[0].minute) if minutes else 1.0
     return ModelPace(
         units / seconds if units else None, tokens / units if units else 1.0, flow_count, weight_milli / 1000
@@ -343,8 +369,12 @@ async def rates_of(tx: Tx, model: str) -> tuple[Minute, ...]:
 
 
 class _Door(msgspec.Struct, frozen=True):
-    """A job that is open for a lease. `is_old`: its last one was over a second ago. `is_held`: this very lease was made before. `job` is
-    what its slices say of it."""
+    """A job that is open for a lease.
+
+    - `is_old`: its last lease was over a second ago.
+    - `is_held`: this is a replay of a lease that was made before.
+    - `job`: the facts about the job that each leased slice gets.
+    """
 
     has_begun: bool
     is_old: bool
@@ -353,12 +383,12 @@ class _Door(msgspec.Struct, frozen=True):
 
     @property
     def has_item_events(self) -> bool:
-        """Whether what becomes of each item is recorded as an event."""
+        """Return whether each item of the job has events."""
         return bool(self.job[-1])
 
 
 async def _open(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> dict[str, _Door]:
-    """The jobs of these picks that are open, by token."""
+    """Return the open jobs of these picks, by token."""
     asked = [(token, pick.model, pick.job_id, worker_id) for pick, token in picks]
     rows = await tx.many_returning("job_open_for_lease", asked)
     doors = {row[0]: _Door(True, bool(row[1]), bool(row[2]), row[3:]) for row in rows}
@@ -373,7 +403,7 @@ async def _open(tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]]) -> di
 async def _lease(
     tx: Tx, worker_id: str, picks: Sequence[tuple[Pick, str]], suspects_max: int, kept: int
 ) -> dict[str, list[Row]]:
-    """What was taken, by token, in order of number."""
+    """Lease slices for these picks. Return them by token, in order of number."""
     asked = [
         (
             pick.job_id,
@@ -395,7 +425,7 @@ async def _lease(
 
 
 async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSlice]:
-    """What a lease that was made before holds still, whatever became of its job."""
+    """Return the slices that an earlier lease still has, even if its job is closing."""
     rows = await tx.all("slices_of_token", job_id=pick.job_id, token=token, worker_id=worker_id)
     if not rows:
         return []

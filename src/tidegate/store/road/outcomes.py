@@ -1,7 +1,7 @@
-"""Verbs about what became of items: one flush, one transaction.
+"""Verbs about the outcomes of items: one flush is one transaction.
 
-The job's row is locked first. Everything else (extents, counters, usage, offsets, charges) comes only from the rows that were new, so a
-replay adds and charges nothing.
+The job's row is locked first. Everything else (extents, counters, usage, offsets, charges) is
+derived only from outcome rows that were new, so a replay adds and charges nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,15 +37,16 @@ class Outcomes(Table):
         finished_slices: list[tuple[str, int, str]],
         released_slices: list[tuple[str, int, str, int]],
     ) -> list[Recorded]:
-        """One flush, one transaction: outcomes of any number of jobs, the slices that are done with, the slices that are given back.
+        """Record outcomes of any number of jobs, finished slices, and slices that are given back.
 
-        Slices are (job, first, token) and (job, first, token, delay in ms). A replay finds nothing new and changes nothing.
+        Slices are (job, first, token) and (job, first, token, delay in ms). A replay changes
+        nothing.
         """
         logs, accounting = Logs(tx), FlowAccounting()
         books = _Books(tx, logs)
         for flush in sorted(flushes, key=lambda flush: flush.job_id):
             if books.has(flush.job_id):
-                # What was added to a job says where the next lines of it stand.
+                # The sums of a job give the places of its next lines, so write them first.
                 await books.write_sums()
             row = await tx.one("job_lock", id=flush.job_id)
             await _record_job(tx, logs, accounting, books, flush, row)
@@ -64,13 +65,16 @@ class Outcomes(Table):
     async def outcomes_page(
         self, tx: Tx, job_id: str, from_number: int, count_max: int
     ) -> list[tuple[int, str, int, int]]:
-        """Outcomes in order of number: (number, outcome, at, size in bytes)."""
+        """Return outcomes in order of number: (number, outcome, at, size in bytes)."""
         rows = await tx.all("outcomes_page", job_id=job_id, from_number=from_number, count_max=count_max)
         return [(row[0], row[1], row[2], row[3]) for row in rows]
 
 
 class _Books:
-    """Sums of jobs whose rows are locked, written together: everyone else who records for them waits until this commits."""
+    """The sums of jobs whose rows are locked, written together.
+
+    Other flushes for them wait for the commit.
+    """
 
     def __init__(self, tx: Tx, logs: "Logs") -> None:
         self._tx = tx
@@ -83,12 +87,12 @@ class _Books:
         return job_id in self._sums
 
     def add(self, recorded: Recorded, sums: tuple[int, ...]) -> None:
-        """What `job_add` adds to this job, in the order of its parameters."""
+        """Note the sums that `job_add` adds to this job, in the order of its parameters."""
         self._sums[recorded.job_id] = sums
         self._open.append(recorded)
 
     def add_closed(self, recorded: Recorded) -> None:
-        """Nothing is added to this one."""
+        """Note a closed job, to which nothing is added."""
         self._open.append(recorded)
 
     async def write_sums(self) -> None:
@@ -141,7 +145,7 @@ async def _record_job(
     sizes = (answers.size_bytes, errors.size_bytes)
     new_count = len(answers.entries) + len(errors.entries)
     schema_invalid = sum(entry.is_schema_invalid for entry in errors.entries)
-    # Lines that ingest found bad have no model.
+    # Lines that ingest found wrong have no model.
     unsent = sum(entry.model == "" for entry in errors.entries)
     books.add(
         Recorded(flush.job_id, new_count, unused, closed=False, complete=False),
@@ -161,7 +165,7 @@ async def _record_job(
 
 
 async def _count_unused(logs: "Logs", flush: JobFlush, new: list[Finished]) -> int:
-    """Answers that came second or too late were paid for in vain, unless they are a replay of those that were first."""
+    """Count the answers that were paid for in vain: repeated or late, but not replayed."""
     placed = flush.answers_placed
     if placed is None or len(new) == len(flush.answers):
         return 0
@@ -173,7 +177,10 @@ async def _count_unused(logs: "Logs", flush: JobFlush, new: list[Finished]) -> i
 
 
 async def _held_tokens(tx: Tx, flush: JobFlush) -> dict[str, list[tuple[int, int]]]:
-    """Which tokens still hold which of the job's slices: the verdicts of anyone else are refused."""
+    """Return the job's slices that these tokens still lease.
+
+    Verdicts under other tokens are refused.
+    """
     tokens = {entry.token for entry in flush.errors} | {token for token, _ in flush.attempts}
     held = {}
     for token in sorted(tokens):
@@ -198,7 +205,7 @@ class AddedLines(msgspec.Struct, frozen=True):
 
 
 class ResultFile(msgspec.Struct, frozen=True):
-    """A file of a job's results, which ends after so many bytes."""
+    """A result file of a job, with its present size."""
 
     job_id: str
     file_id: str
@@ -210,7 +217,10 @@ def end_of(placed: Placed) -> int:
 
 
 class Logs:
-    """The logs that one transaction takes lines from. Their rows are written last, so it never waits for a job while it holds a log."""
+    """The logs from which one transaction takes lines.
+
+    Their rows are written last, so that it never waits for a job while it has a log locked.
+    """
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
@@ -220,13 +230,16 @@ class Logs:
         self._needed: set[str] = set()
 
     async def recorded_to(self, blob_id: str) -> int:
-        """How far a log was recorded by transactions before this one. It is recorded front to back, so what ends there or earlier was
-        committed before."""
+        """Return how far earlier transactions recorded a log.
+
+        A log is recorded from its beginning, so lines that end there or earlier were committed
+        before.
+        """
         row = await self._tx.one("blob_recorded_to", id=blob_id)
         return 0 if row is None else int(row[0])
 
     def look_through(self, placed: Placed, *, needed: bool) -> None:
-        """Everything up to the end of this range is dealt with."""
+        """Note that a log is done up to the end of this range."""
         self._recorded_to[placed.blob_id] = max(end_of(placed), self._recorded_to.get(placed.blob_id, 0))
         if needed:
             self._needed.add(placed.blob_id)
@@ -234,7 +247,7 @@ class Logs:
     async def add_lines(
         self, file: ResultFile, entries: list[Finished], placed: Placed | None, allowed: Callable[[Finished], bool]
     ) -> AddedLines:
-        """Insert the outcomes of one log's lines and take the bytes of the new ones into the file."""
+        """Insert the outcomes of one log's lines, and add the bytes of the new ones to the file."""
         lines = list(_wanted(entries, placed, allowed)) if placed is not None else []
         if not lines or placed is None:
             return AddedLines([], 0)
@@ -256,7 +269,7 @@ class Logs:
     async def _close_gaps(
         self, file: ResultFile, rows: list[tuple[str, int, str, int, int, int | None]], new: frozenset[int]
     ) -> None:
-        """Move the lines that stand behind some that were not new to their earlier place in the file."""
+        """Move lines forward in the file where lines before them were not new."""
         moved, at = [], file.size_bytes
         for _, number, _, thought_at, size_bytes, _ in rows:
             if number in new:
@@ -267,8 +280,11 @@ class Logs:
             await self._tx.many("outcome_move", moved)
 
     async def settle_runs(self) -> None:
-        """Write the extents of all files, many in one statement: a run that goes on where the file's last extent ends makes that longer,
-        the others are extents of their own. Only a file's first run can: neighbours were joined before."""
+        """Write the extents of all files, many in one statement.
+
+        A run that continues the file's last extent makes that longer; the others become extents.
+        Only the first run of a file can do so, because neighbours were joined before.
+        """
         runs, self._runs = self._runs, []
         if not runs:
             return
@@ -282,7 +298,7 @@ class Logs:
             self._uses[blob_id] = self._uses.get(blob_id, 0) + 1
 
     async def write_logs(self) -> dict[str, str]:
-        """Write the logs' rows. Says whose logs they are."""
+        """Write the rows of the logs. Return the owners of the logs."""
         owners = {}
         for blob_id, recorded_to in sorted(self._recorded_to.items()):
             uses = self._uses.get(blob_id, 0)
@@ -297,7 +313,10 @@ class Logs:
 def _wanted(
     entries: list[Finished], placed: Placed, allowed: Callable[[Finished], bool]
 ) -> Iterator[tuple[Finished, int]]:
-    """The allowed lines and where each lies in the log. Of an item that comes twice, the first."""
+    """Yield the allowed lines with their places in the log.
+
+    Of an item that comes twice, yield the first.
+    """
     seen: set[int] = set()
     at = placed.at
     for entry in entries:
@@ -308,7 +327,7 @@ def _wanted(
 
 
 def _runs(added: list[tuple[Finished, int]]) -> Iterator[tuple[int, int]]:
-    """The byte ranges of the log that hold these lines, neighbours joined."""
+    """Yield the byte ranges of the log with these lines, with neighbours joined."""
     start, size_bytes = 0, 0
     for entry, at in added:
         if size_bytes and at != start + size_bytes:
@@ -325,7 +344,7 @@ def _runs(added: list[tuple[Finished, int]]) -> Iterator[tuple[int, int]]:
 
 
 def real_cost(usage: Usage) -> int:
-    """Tokens as they are charged: an output token costs two."""
+    """Return the tokens that are charged: an output token costs two."""
     return usage.input_tokens + _OUTPUT_WEIGHT * usage.output_tokens
 
 
@@ -340,7 +359,11 @@ def _tokens(usages: list[Usage]) -> Tokens:
 
 
 class FlowAccounting(msgspec.Struct):
-    """Sums of one transaction. Its rows are locked last and in one order, so two flushes wait for each other only for a moment."""
+    """The charges of one transaction.
+
+    Their rows are locked last and in one order, so two flushes wait for each other only for a
+    moment.
+    """
 
     _flows: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
     _jobs: dict[tuple[str, str], int] = msgspec.field(default_factory=dict)
@@ -348,10 +371,13 @@ class FlowAccounting(msgspec.Struct):
     _usage: dict[tuple[str, str, str], list[int]] = msgspec.field(default_factory=dict)
 
     async def add(self, tx: Tx, job_id: str, share_owner: str, blob_id: str, entries: list[Finished]) -> None:
-        """These items of a job are done, their lines stand in this log. What failed is charged too, or failing would be free; but it
-        says nothing about how fast a model answers."""
+        """Add the charges of items that are done, whose lines are in this log.
+
+        Failed items are charged too, or failing would be free. But they do not count for the rate
+        of a model.
+        """
         entries = await _with_models(tx, job_id, entries)
-        # Most lines of a flush come from one server, so their sums are made a run at a time.
+        # Most lines of a flush come from one server, so sum them in runs.
         for (name, deployment, outcome, tries), group in groupby(entries, _BILLED):
             run, model = list(group), name or ""
             tokens = _tokens([one.usage for one in run])
@@ -382,7 +408,10 @@ class FlowAccounting(msgspec.Struct):
     def _use(
         self, name: tuple[str, str, str], count: int, tokens: Tokens, costs_nano: list[tuple[int, int, int]]
     ) -> None:
-        """Add what answers used and cost, to the token and the billionth. `name` is their job, model and deployment."""
+        """Add the usage and the exact cost of answers.
+
+        `name` is their job, model and deployment.
+        """
         sums = self._usage.setdefault(name, [0] * 8)
         sums[:5] = map(add, sums, (count, *tokens))
         for cost_nano in costs_nano:
@@ -390,7 +419,10 @@ class FlowAccounting(msgspec.Struct):
                 sums[5:] = [sums[5] + cost_nano[0], sums[6] + cost_nano[1], sums[7] + cost_nano[2]]
 
     async def write_charges(self, tx: Tx, owners: dict[str, str]) -> None:
-        """Write it all down. A rate belongs to the worker whose log holds the lines, so no other worker writes its row."""
+        """Write all charges.
+
+        A rate belongs to the worker that owns the log, so no other writes its row.
+        """
         if not self._jobs:
             return
         jobs = [(done_count, job_id, model) for (job_id, model), done_count in sorted(self._jobs.items())]
@@ -415,7 +447,10 @@ class FlowAccounting(msgspec.Struct):
 
 
 async def _with_models(tx: Tx, job_id: str, entries: list[Finished]) -> list[Finished]:
-    """Entries whose model and units the recorder knew; what was found in a log is looked up, once per slice."""
+    """Return the entries with model and units.
+
+    Those of adopted lines are looked up, once for each slice.
+    """
     if all(entry.model is not None for entry in entries):
         return entries
     known: list[Finished] = []

@@ -1,6 +1,6 @@
-"""Verbs that end a job: publish its files with the lines of what never ran, or give up publishing it.
+"""Verbs that end a job: publish its files, with lines of items that were not run, or abandon it.
 
-The job's row is locked first, then files and blobs, in the order in which every transaction takes rows.
+The job's row is locked first, then files and blobs, in the order of all transactions.
 """
 
 from collections import Counter
@@ -37,8 +37,10 @@ class PublishedJobs(Table):
         rewrites: tuple[Rewrite | None, Rewrite | None] = (None, None),
         end: JobEnd,
     ) -> None:
-        """The end of a job: lines of what was not run, rewritten files if order was asked for, visible files, the end state. Of both pairs
-        the first is for the output file."""
+        """End a job: add lines of items that were not run, replace rewritten files, show the files.
+
+        The first of each pair is for the output file.
+        """
         counts = Counter(outcome for one in added if one for outcome in one.outcomes)
         output_bytes, error_bytes = (
             rewrite.placed.size_bytes if rewrite else size_bytes + (one.placed.size_bytes if one else 0)
@@ -84,7 +86,10 @@ class PublishedJobs(Table):
 
     @writes
     async def abandon_job(self, tx: Tx, tenant_id: str, job_id: str, keep_ms: int | None) -> Job | None:
-        """End a job that cannot be published, with what was recorded of it; None when there is none. Only `finalizing` can be given up."""
+        """End a job that cannot be published, with what was recorded; None if there is no such job.
+
+        Refuse a job that is not `finalizing`.
+        """
         rows = await tx.dicts("job_get", tenant_id=tenant_id, id=job_id)
         if not rows:
             return None
@@ -108,16 +113,19 @@ class PublishedJobs(Table):
 
 
 async def _hold_results(tx: Tx, job: Job) -> None:
-    """Hold the result files of a job that ends and the blobs behind them, in the order in which every transaction takes rows."""
+    """Lock the result files of a job and their blobs, in the order of all transactions."""
     results = [one for one in (job.output_file_id, job.error_file_id) if one]
     await tx.many_returning("file_lock", sorted((one,) for one in results))
     await hold_blobs(tx, results)
 
 
 async def _show_files(tx: Tx, job: Job, keep_ms: int | None) -> None:
-    """A job ended: its result files become visible as they now stand, and empty ones never do. `job` is how it stood before.
+    """Show the result files of a job that ended, and drop empty ones.
 
-    `output_expires_after` wins over `keep_ms`."""
+    `job` is its row before the end.
+
+    `output_expires_after` takes precedence over `keep_ms`.
+    """
     if job.output_expires_after_s is not None:
         keep_ms = job.output_expires_after_s * 1000
     ended = job_from((await tx.dicts("job_any", id=job.id))[0])
@@ -136,7 +144,7 @@ async def _show_files(tx: Tx, job: Job, keep_ms: int | None) -> None:
 
 
 async def _append_lines(tx: Tx, job: Job, file_id: str | None, at: int, added: UnrunLines) -> None:
-    """Add lines behind a result file, and the outcomes that they are."""
+    """Add lines at the end of a result file, and their outcomes."""
     places = accumulate(added.sizes, initial=at)
     rows = (
         (job.id, number, outcome.value, line_at, size_bytes)

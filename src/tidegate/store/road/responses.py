@@ -1,4 +1,4 @@
-"""Verbs about background responses: jobs of one item that are accepted and started in one transaction."""
+"""Verbs about background responses: jobs of one item, created and started in one transaction."""
 
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Caller, Job, JobRequest, JobStart, Quotas, ResponseInput, ResponseTerms
@@ -35,9 +35,10 @@ class BackgroundResponses(Table):
         terms: ResponseTerms,
         worker_id: str,
     ) -> Job:
-        """Accept a response and start its job. With a known Idempotency-Key, the job that it made before.
+        """Create a response and start its job, or return the job of a known Idempotency-Key.
 
-        StoreUnavailable: this process has no live incarnation at the moment."""
+        Raise StoreUnavailable if this process has no live incarnation now.
+        """
         if known := await tx.dicts("job_any", id=start.job_id):
             return job_from(known[0])
         await tx.one("tenant_lock", tenant_id=caller.tenant_id)
@@ -59,8 +60,10 @@ class BackgroundResponses(Table):
 
     @frees
     async def delete_response(self, tx: Tx, tenant_id: str, job_id: str) -> bool:
-        """Hide a response from its caller, and cancel it if it has not ended; False when there is none. `forget_job` removes it once it
-        has ended."""
+        """Hide a response from its caller, and cancel it if it is open; False if there is none.
+
+        `forget_job` removes it once it has ended.
+        """
         await tx.one("job_halt", id=job_id)
         if await tx.one("job_delete_response", tenant_id=tenant_id, id=job_id) is None:
             return False
@@ -69,12 +72,15 @@ class BackgroundResponses(Table):
 
     @reads
     async def long_waiting_responses(self, tx: Tx, count_max: int) -> list[tuple[str, str]]:
-        """Responses, by job and model, that are ready and have waited until they go like interactive calls; the longest first."""
+        """Return ready responses that have waited until they go as interactive calls.
+
+        Each is a job and a model. Those that waited longest come first.
+        """
         return [(row[0], row[1]) for row in await tx.all("jobs_waiting_long", count_max=count_max)]
 
     @reads
     async def deleted_responses(self, tx: Tx, count_max: int) -> list[str]:
-        """Responses that their callers deleted and that have ended: their records may go."""
+        """Return ended responses that their callers deleted: their records may be removed."""
         return [row[0] for row in await tx.all("jobs_deleted", count_max=count_max)]
 
 
@@ -90,7 +96,7 @@ async def _check_pending(tx: Tx, caller: Caller, quotas: Quotas) -> None:
 
 
 async def _show_input(tx: Tx, caller: Caller, start: JobStart, asked: ResponseInput, keep_ms: int) -> None:
-    """The request as a file of its own: it outlives the work file's use by the job."""
+    """Show the request as a file, which remains after the job is done with its work file."""
     size_bytes = start.plan.work_bytes
     await tx.all(
         "file_put",

@@ -1,5 +1,8 @@
-"""Result files of bounded size: what a job wrote is shown as several files, by the same extents. The whole stays behind them for readers
-that know lines by their place in it; it is in no list, and goes with the last of its parts."""
+"""Result files of bounded size: a job's results are shown as several files with the same extents.
+
+The whole file stays for readers that know lines by their place in it. It is in no list, and is
+deleted with the last of its parts.
+"""
 
 from collections import Counter
 from hashlib import blake2b
@@ -15,8 +18,12 @@ _EVERYTHING = 1 << 40
 
 
 async def cut_results(tx: Tx, job: Job, ended: Job, keep_ms: int | None) -> None:
-    """Show the results of a job that has ended as files of at most so many bytes; a longer line is a file of its own. `job` is how it stood
-    before its end."""
+    """Show the results of an ended job as files of bounded size.
+
+    A longer line gets a file of its own.
+
+    `job` is its row before the end.
+    """
     most = job.shape.output_file_bytes_max
     if not most:
         return
@@ -29,12 +36,12 @@ async def cut_results(tx: Tx, job: Job, ended: Job, keep_ms: int | None) -> None
 
 
 async def _cut_file(tx: Tx, job: Job, name: str, whole_id: str | None, keep_ms: int | None) -> tuple[str, ...]:
-    """Make the parts of one result file; none where it is small enough."""
+    """Make the parts of one result file; none if it is small enough."""
     if whole_id is None:
         return ()
     lines = await tx.all("outcome_sizes", job_id=job.id, is_answered=int(name == "output"))
     spans = part_spans([row[0] for row in lines], job.shape.output_file_bytes_max)
-    # Drawn from the whole's own random id, so that a replay makes the same ones.
+    # The ids are derived from the whole's random id, so that a replay makes the same ones.
     part_ids = [
         ids.make("file", blake2b(f"{whole_id}/{number}".encode(), digest_size=ids.RANDOM_BYTES).digest())
         for number in range(len(spans))
@@ -63,7 +70,7 @@ async def _cut_file(tx: Tx, job: Job, name: str, whole_id: str | None, keep_ms: 
 
 
 def part_spans(sizes: list[int], most: int) -> list[tuple[int, int]]:
-    """The bytes and lines of each part, where lines of these sizes follow one another."""
+    """Return the bytes and lines of each part of a file with lines of these sizes."""
     spans: list[tuple[int, int]] = []
     size_bytes = count = 0
     for size in sizes:

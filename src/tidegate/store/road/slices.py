@@ -1,4 +1,7 @@
-"""Verbs about slices that are not done: given back, or taken from a worker that is gone, which makes suspects of them."""
+"""Verbs about slices that are not done: they are given back, or reclaimed from a lost worker.
+
+A slice that was reclaimed several times becomes a suspect.
+"""
 
 import msgspec
 
@@ -11,13 +14,17 @@ from tidegate.store.road.leases import SUSPECT_AFTER
 class Slices(Table):
     @writes
     async def release_slice(self, tx: Tx, job_id: str, first: int, token: str, delay_ms: int) -> bool:
-        """Give a slice back; what of it is done stays done. False: it was no longer held under this token."""
+        """Give a slice back; False if it is not leased under this token. Its outcomes remain."""
         return await tx.one("slice_release", job_id=job_id, first=first, token=token, delay_ms=delay_ms) is not None
 
     @writes
     async def release_tail(self, tx: Tx, job_id: str, first: int, token: str, to_item: int) -> bool:
-        """Give back the items of a slice from this number on, none of which was sent, and keep those before it. False: nothing of
-        it was held under this token, or there is no such tail."""
+        """Give back the items of a slice from this number on, none of which was sent.
+
+        Keep those before it.
+
+        Return False if nothing of it is leased under this token, or there is no such tail.
+        """
         old = await tx.one("slice_get", job_id=job_id, first=first)
         if old is None:
             return False
@@ -41,8 +48,11 @@ class Slices(Table):
 
     @writes
     async def reclaim_slices(self, tx: Tx, worker_id: str) -> int:
-        """Free the slices of a worker that is gone, and charge the loss to what it may have had in flight: the one item that it ran
-        alone, or else every open item that it held. Says how many slices were freed."""
+        """Free the slices of a lost worker, and return how many there were.
+
+        The loss counts against the items that it may have had in flight: the one item that it ran
+        alone, or else all open items of its slices.
+        """
         alone = await tx.one("worker_ran_alone", id=worker_id)
         freed = [_Freed(*row) for row in await tx.all("slices_reclaim", worker_id=worker_id)]
         if alone is not None:
@@ -55,25 +65,33 @@ class Slices(Table):
     async def run_alone(
         self, tx: Tx, worker_id: str, item: tuple[str, int] | None, *, is_checked: bool = False
     ) -> bool:
-        """Say which item, by job and number, is about to be the only one in flight from this worker; None: several may be. `is_checked`:
-        another item was run alone before it and survived. False: the worker is gone."""
+        """Note the one item, by job and number, that will be in flight from this worker.
+
+        Return False if it is gone.
+
+        Without an item, several may be in flight. `is_checked`: another item ran alone before it
+        and survived.
+        """
         job_id, number = item or (None, None)
         row = await tx.one("worker_runs_alone", id=worker_id, job_id=job_id, number=number, is_checked=int(is_checked))
         return row is not None
 
     @reads
     async def stranded_workers(self, tx: Tx, count_max: int) -> list[str]:
-        """Incarnations that are gone and still hold slices."""
+        """Return lost incarnations that still have slices."""
         return [row[0] for row in await tx.all("slices_stranded", count_max=count_max)]
 
     @reads
     async def unfinished_slices(self, tx: Tx, job_id: str) -> list[tuple[int, int, int, int, int]]:
-        """Slices that may hold items without an outcome: (first, count, read_first, work_at, work_bytes)."""
+        """Return slices that may have items without an outcome.
+
+        Each is (first, count, read_first, work_at, work_bytes).
+        """
         return [(row[0], row[1], row[2], row[3], row[4]) for row in await tx.all("slices_unfinished", job_id=job_id)]
 
 
 class _Freed(msgspec.Struct, frozen=True):
-    """A slice that lost its owner; `lost_count` does not count that owner yet."""
+    """A slice that lost its owner. `lost_count` does not include that owner yet."""
 
     job_id: str
     first: int
@@ -82,9 +100,11 @@ class _Freed(msgspec.Struct, frozen=True):
 
 
 async def _blame_all(tx: Tx, freed: list[_Freed]) -> None:
-    """Nothing says which of the worker's items were in flight, so all of its open items may have been. Suspects that were lost together
-    lost the same number of owners from then on, so that the next worker sees them as one group. A suspect that was lost without other
-    suspects of its level is cut in two."""
+    """Count the loss against all open items of the worker: any may have been in flight.
+
+    Suspects that were lost together get the same number of lost owners, so that the next worker
+    sees them as one group. A suspect that was lost without others of its level is cut in two.
+    """
     worst = max((one.lost_count for one in freed), default=0)
     levels = [worst + 1 if one.lost_count >= SUSPECT_AFTER else one.lost_count + 1 for one in freed]
     top = max(levels, default=0)
@@ -99,7 +119,7 @@ async def _blame_all(tx: Tx, freed: list[_Freed]) -> None:
 
 
 async def _blame_one(tx: Tx, freed: list[_Freed], job_id: str, number: int, is_checked: int) -> None:
-    """The worker ran this item alone: nothing else was in flight."""
+    """Count the loss against the one item that the worker ran alone."""
     for one in freed:
         if one.job_id != job_id or not one.first <= number < one.first + one.count:
             continue
@@ -115,21 +135,27 @@ async def _blame_one(tx: Tx, freed: list[_Freed], job_id: str, number: int, is_c
 
 
 async def _open_items(tx: Tx, one: _Freed) -> list[int]:
-    """The numbers of its items that have no outcome."""
+    """Return the numbers of the slice's items without an outcome."""
     rows = await tx.all("slice_outcomes", job_id=one.job_id, first=one.first, count=one.count)
     done = {row[0] for row in rows}
     return [number for number in range(one.first, one.first + one.count) if number not in done]
 
 
 async def _remember_loss(tx: Tx, one: _Freed) -> list[int]:
-    """Each open item of a slice that lost its owner may have been called: that is the reason of a repeat. Returns these items."""
+    """Count an attempt for each open item of a lost slice, since it may have been sent.
+
+    Return these items.
+    """
     open_items = await _open_items(tx, one)
     await tx.many("attempt_lost", [(one.job_id, number) for number in open_items])
     return open_items
 
 
 async def _cut(tx: Tx, one: _Freed, parts: list[list[int]]) -> None:
-    """Replace a slice by one slice per part of its open items; all of them read the old byte range."""
+    """Replace a slice by one slice for each part of its open items.
+
+    All of them read the old byte range.
+    """
     spans = [(part[0], part[-1] - part[0] + 1) for part in parts]
     if spans == [(one.first, one.count)]:
         return
@@ -145,7 +171,10 @@ async def _cut(tx: Tx, one: _Freed, parts: list[list[int]]) -> None:
 async def _put_ready(
     tx: Tx, job_id: str, model: str, endpoint: str, chunks: list[tuple[int, int, int, int, int, int, int]]
 ) -> None:
-    """Parts of a slice that was leased before: (first, count, lost_count, read_first, work_at, work_bytes, work_units)."""
+    """Write parts of a slice that was leased before as ready slices.
+
+    Each is (first, count, lost_count, read_first, work_at, work_bytes, work_units).
+    """
     [(now,)] = await tx.all("now")
     await tx.copy(
         "slices",

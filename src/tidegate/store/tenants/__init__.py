@@ -1,1 +1,1 @@
-"""Verbs about what tenants have: keys, files and uploads, budgets, usage, webhooks."""
+"""Verbs about the possessions of tenants: keys, files and uploads, budgets, usage, webhooks."""

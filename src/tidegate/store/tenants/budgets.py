@@ -1,7 +1,8 @@
 """Verbs about shared limits: budgets, slots in flight, and limits that upstreams report.
 
-Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is unknown is released under its number: what it
-took comes back if it was committed, and otherwise it never will be. A settlement has a number and counts once.
+Each is one short transaction over a few rows, locked in sorted order. A debit whose commit is
+unknown is released under its number: if it was committed, its grants come back, and if not, it
+never will be. A settlement has a number and counts once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from tidegate.store.database.table import Table, reads, writes
 log = structlog.get_logger()
 
 T = TypeVar("T")
-# What is done with locked ledgers at a moment: gives an answer, and which of them changed.
+# Acts on locked ledgers at a moment, and returns an answer and the ids of the ledgers that changed.
 Act = Callable[[Tx, Mapping[str, Ledger], int], Awaitable[tuple[T, set[str]]]]
 
 _IDS_PER_LOCK = 8
@@ -33,8 +34,10 @@ DISCOVERED_KEEP_MS = 7 * _DAY_MS
 
 
 class DebitAttempt:
-    """One debit of a writer, which numbers what it asks: afterwards it can be released, though its commit is unknown. The number behind it
-    is left free, for the release."""
+    """One numbered debit of a writer, which can be released even if its commit is unknown.
+
+    The next number stays free, for the release.
+    """
 
     def __init__(self, asks: Sequence[BudgetRequest], writer: str, number: int, holder: str) -> None:
         self.asks = asks
@@ -44,11 +47,11 @@ class DebitAttempt:
         self.grants: list[Grant] = []
 
     def note(self, grants: list[Grant]) -> None:
-        """Note what it takes if it is committed."""
+        """Note the grants that the debit takes if it is committed."""
         self.grants = grants
 
     def unsent(self) -> list[Settlement]:
-        """What became of its grants when nothing is sent under them."""
+        """Return the settlements of its grants if nothing is sent under them."""
         return [
             Settlement(grant.id, ask.budgets, grant.requests, grant.tokens, 0, grant.nano)
             for ask, grant in zip(self.asks, self.grants, strict=True)
@@ -60,8 +63,11 @@ class StoredBudgets(Table):
     async def debit_budgets(
         self, asks: Sequence[BudgetRequest], holder: str = "", attempt: DebitAttempt | None = None
     ) -> list[Grant]:
-        """Grant what the budgets allow now: one grant per ask, from all of its budgets or from none. `holder` is whose calls they are.
-        With an `attempt` it can be released where its commit is unknown."""
+        """Grant what the budgets allow now: one grant for each ask, from all its budgets or none.
+
+        `holder` is the incarnation that makes the calls. With an `attempt` the debit can be
+        released if its commit is unknown.
+        """
 
         async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[list[Grant], set[str]]:
             grants = deal(asks, ledgers, now)
@@ -80,7 +86,10 @@ class StoredBudgets(Table):
         return await self._with_ledgers(budgets, act, holder)
 
     async def release_debit(self, attempt: DebitAttempt) -> None:
-        """Give back what a debit took whose commit is unknown, if it was committed; if it was not, it never will be. May be asked again."""
+        """Give back the grants of a debit whose commit is unknown. May be repeated.
+
+        If it was not committed, it never will be.
+        """
         settlements = attempt.unsent()
         budgets = {budget.id: budget for one in settlements for budget in one.budgets}
 
@@ -96,7 +105,10 @@ class StoredBudgets(Table):
 
     @reads
     async def look_at_budgets(self, tx: Tx, asks: Sequence[BudgetRequest]) -> list[Grant]:
-        """Return what each of these would be granted now if it alone asked. It takes nothing and waits for no lock."""
+        """Return what each of these would be granted now alone.
+
+        This takes nothing and waits for no lock.
+        """
         packed: dict[str, bytes] = {}
         for ids in few_at_a_time({budget.id for ask in asks for budget in ask.budgets}):
             packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
@@ -109,7 +121,10 @@ class StoredBudgets(Table):
 
     @reads
     async def budget_rooms(self, tx: Tx, budgets: Sequence[Budget]) -> list[LimitRoom]:
-        """Return what each limit of these budgets has left now. It takes nothing and waits for no lock."""
+        """Return what each limit of these budgets has left now.
+
+        This takes nothing and waits for no lock.
+        """
         packed: dict[str, bytes] = {}
         for ids in few_at_a_time({budget.id for budget in budgets}):
             packed |= {id: bytes(ledger) for id, ledger in await tx.all("budgets_look", **ids)}
@@ -125,8 +140,11 @@ class StoredBudgets(Table):
     async def settle_budgets(
         self, settlements: Sequence[Settlement], writer: str, number: int, holder: str = ""
     ) -> None:
-        """Replace what was reserved by what was used. `holder` is whose calls they were. A writer numbers what it sends from 1 on, and
-        each number counts once however often it is sent."""
+        """Replace what was reserved by what was used.
+
+        `holder` is the incarnation that made the calls. A writer numbers its settlements from 1 on,
+        and each number counts once, however often it is sent.
+        """
         budgets = {budget.id: budget for one in settlements for budget in one.budgets}
 
         async def act(tx: Tx, ledgers: Mapping[str, Ledger], now: int) -> tuple[None, set[str]]:
@@ -143,7 +161,7 @@ class StoredBudgets(Table):
         act: Act[T],
         holder: str,
     ) -> T:
-        """Act on these ledgers while no other process does, and write those that changed."""
+        """Act on these ledgers under lock, and write those that changed."""
         for _ in range(_BEGIN_TRIES_MAX):
             done = await self._change_ledgers(budgets, act, holder)
             if done is not None:
@@ -159,7 +177,7 @@ class StoredBudgets(Table):
         act: Act[T],
         holder: str,
     ) -> tuple[T, set[str]] | None:
-        """Return what `act` returned; None when a budget has no row yet."""
+        """Return the result of `act`; None if a budget has no row yet."""
         ledgers: dict[str, Ledger] = {}
         now = 0
         for ids in few_at_a_time(budgets):
@@ -184,8 +202,8 @@ class StoredBudgets(Table):
         await tx.many("budget_begin", rows)
 
     async def prune_budgets(self, idle_ms: int, count_max: int) -> None:
-        """Forget budgets in which nothing counts, slots of processes that are gone, and limits that were reported long ago."""
-        # Two transactions: one that locks budgets locks nothing else.
+        """Forget empty budgets, slots of lost processes, and limits that were reported long ago."""
+        # Two transactions, because one that locks budgets must lock nothing else.
         await self._prune_ledgers(idle_ms, count_max)
         await self._prune_slots(idle_ms, count_max)
 
@@ -201,7 +219,10 @@ class StoredBudgets(Table):
     async def share_slots(
         self, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
     ) -> dict[str, int]:
-        """How many calls this process may have in flight per name of `caps`: see the Limits port. None for who was declared gone."""
+        """Return how many calls this process may have in flight for each name of `caps`.
+
+        The Limits port explains it. A process that was declared gone may have none.
+        """
         for _ in range(_BEGIN_TRIES_MAX):
             shares = await self._share_slots(worker_id, wanted, in_use, caps)
             if shares is not None:
@@ -213,7 +234,7 @@ class StoredBudgets(Table):
     async def _share_slots(
         self, tx: Tx, worker_id: str, wanted: Mapping[str, int], in_use: Mapping[str, int], caps: Mapping[str, int]
     ) -> dict[str, int] | None:
-        """Return this process's share of each name; None when a name has no row yet."""
+        """Return this process's share of each name; None if a name has no row yet."""
         if await tx.one("worker_alive", id=worker_id) is None:
             return dict.fromkeys(caps, 0)
         now = 0
@@ -238,7 +259,10 @@ class StoredBudgets(Table):
 
     @writes
     async def put_discovered(self, tx: Tx, deployment: str, limit: Limit) -> None:
-        """Note a limit that a deployment reported just now; a side that it did not report stays as it was."""
+        """Note a limit that a deployment has just reported.
+
+        A part that it did not report is not changed.
+        """
         await tx.all("discovered_put", deployment=deployment, requests=limit.requests, tokens=limit.tokens)
 
     @reads
@@ -249,8 +273,11 @@ class StoredBudgets(Table):
 
     @writes
     async def store_name(self, tx: Tx, candidate: str) -> str:
-        """What this store is called, for ever: the first candidate that anyone brought. Two installations that use one Redis are kept
-        apart by it, because what one store lent must never be spent in another's name."""
+        """Return the permanent name of this store: the first candidate of any process.
+
+        It separates installations that use one Redis: a budget that one store lent must never be
+        spent for another.
+        """
         await tx.all("store_name_put", value=candidate)
         row = await tx.one("store_name_get")
         assert row is not None
@@ -264,8 +291,11 @@ def _ledger(budget: Budget, packed: bytes, holder: str) -> Ledger:
 
 
 async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:
-    """Of budgets in money that someone found too little in: what processes had in flight there that are gone counts as spent from now
-    on. A process that waits for it learns so with its next question. Return those that changed."""
+    """Count the calls in flight of processes that are gone as spent, in short budgets of money.
+
+    A process that waits for such a budget learns this with its next debit. Return the budgets that
+    changed.
+    """
     money = {id: ledger for id, ledger in ledgers.items() if isinstance(ledger, MoneyLedger)}
     if not money:
         return set()
@@ -274,7 +304,10 @@ async def _forget_the_gone(tx: Tx, ledgers: Mapping[str, Ledger]) -> set[str]:
 
 
 def few_at_a_time(ids: Iterable[str]) -> Iterator[dict[str, str]]:
-    """Sorted ids as the parameters of one statement after the other; the last is filled up with an id that no row has."""
+    """Yield sorted ids as parameters of one statement after the other.
+
+    The last ones are filled up with an id that no row has.
+    """
     ordered = sorted(ids)
     for first in range(0, len(ordered), _IDS_PER_LOCK):
         some = ordered[first : first + _IDS_PER_LOCK]

@@ -1,4 +1,4 @@
-"""Verbs about blobs and the files that are made of them."""
+"""Verbs about blobs, and about the files that are made of them."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,14 @@ _LAST = 1 << 62
 _LIST_START = {"desc": (_LAST, ""), "asc": (-1, "")}
 
 
-# Keys and places in lists may be many at once: they go in pieces of so many rows, and so many pieces a pass.
+# There may be many keys and places in lists, so they are removed in pieces: the rows of a piece,
+# and the pieces of a pass.
 PIECE_ROWS, PIECES_MAX = 1_000, 100
 
 
 class StoredFiles(Table):
     async def begin_blob(self, blob_id: str, kind: str, worker_id: str) -> None:
-        """Give a blob its row, before it has bytes."""
+        """Write the row of a blob, before it has bytes."""
         await self.begin_blobs([blob_id], kind, worker_id)
 
     @writes
@@ -38,12 +39,18 @@ class StoredFiles(Table):
 
     @frees
     async def give_up_blob(self, tx: Tx, blob_id: str) -> bool:
-        """Condemn a blob that its owner will not finish; False when it is in use after all, or condemned already."""
+        """Condemn a blob that its owner will not finish.
+
+        Return False if it is in use or condemned already.
+        """
         return await tx.one("blob_condemn", id=blob_id) is not None
 
     @frees
     async def condemn_uploads(self, tx: Tx, blob_ids: Sequence[str]) -> list[str]:
-        """Condemn those of these uploads that no file is made of any more, and return them: their bytes may go at once."""
+        """Condemn the uploads among these that no file uses any more.
+
+        Return them: their bytes may be removed at once.
+        """
         return [one for one in sorted(blob_ids) if await tx.one("blob_condemn_upload", id=one) is not None]
 
     @writes
@@ -56,7 +63,7 @@ class StoredFiles(Table):
         idempotency: Idempotency | None = None,
         quotas: Quotas | None = None,
     ) -> File:
-        """Show a durable blob as a caller's file. With a known Idempotency-Key, the file that it made before."""
+        """Show a durable blob as a caller's file, or return the file of a known Idempotency-Key."""
         if known := await tx.dicts("file_any", id=new.id):
             return file_from(known[0])
         await tx.one("tenant_lock", tenant_id=caller.tenant_id)
@@ -75,7 +82,7 @@ class StoredFiles(Table):
 
     @reads
     async def file_owner(self, tx: Tx, file_id: str) -> str | None:
-        """Return what the tenant of a file is called, for an operator who knows only the file's id."""
+        """Return the name of a file's tenant, for an operator who knows only the file's id."""
         row = await tx.one("file_owner", id=file_id)
         return None if row is None else str(row[0])
 
@@ -87,7 +94,7 @@ class StoredFiles(Table):
 
     @reads
     async def result_line_place(self, tx: Tx, job_id: str, lines: int, *, is_output: bool) -> int | None:
-        """Return where the line that follows so many lines begins in a job's output file or error file; None behind the last."""
+        """Return the place in a job's result file after `lines` lines; None after the last."""
         row = await tx.one("outcome_place", job_id=job_id, is_output=int(is_output), lines=lines)
         return None if row is None else int(row[0])
 
@@ -102,7 +109,7 @@ class StoredFiles(Table):
         order: str = "desc",
         purpose: str | None = None,
     ) -> list[File] | None:
-        """A page of a tenant's files; None when `after` names nothing of this tenant's."""
+        """Return a page of a tenant's files; None if `after` is no file of this tenant."""
         start: Row | None = _LIST_START[order]
         if after is not None:
             start = await tx.one("file_cursor", tenant_id=tenant_id, id=after)
@@ -121,8 +128,12 @@ class StoredFiles(Table):
 
     @frees
     async def delete_file(self, tx: Tx, tenant_id: str, file_id: str) -> bool:
-        """Hide a file and let go of its bytes; False when there is none. An input that ingest still needs is refused."""
-        # A job that is being created with this input holds the same lock: one of the two sees the other.
+        """Hide a file and release its bytes; False if there is none.
+
+        Refuse an input that ingest needs.
+        """
+        # The creation of a job with this input takes the same lock, so one of the two sees the
+        # other.
         await tx.one("tenant_lock", tenant_id=tenant_id)
         deleted = await tx.one("file_delete", tenant_id=tenant_id, id=file_id)
         if deleted is None:
@@ -142,8 +153,10 @@ class StoredFiles(Table):
 
     @frees
     async def take_back_file(self, tx: Tx, tenant_id: str, file_id: str, key: str | None) -> bool:
-        """Delete a file and what its Idempotency-Key remembers, as if it had not been uploaded; False when a job was made of it, or there
-        is none."""
+        """Delete a file and free its Idempotency-Key, as if it had not been uploaded.
+
+        Return False if a job uses it, or if there is none.
+        """
         await tx.one("tenant_lock", tenant_id=tenant_id)
         if await tx.one("file_used", id=file_id) is not None:
             return False
@@ -156,18 +169,18 @@ class StoredFiles(Table):
 
     @reads
     async def list_extents(self, tx: Tx, file_id: str, from_at: int, count_max: int) -> list[Extent]:
-        """The pieces of a file that end behind a place, in order."""
+        """Return the extents of a file that end after a place, in order."""
         rows = await tx.all("extent_list", file_id=file_id, from_at=from_at, count_max=count_max)
         return [Extent(*row) for row in rows]
 
     @reads
     async def crowded_files(self, tx: Tx, count_max: int) -> list[tuple[str, int]]:
-        """Files in more pieces than `count_max`, worst first."""
+        """Return the files with more than `count_max` extents, worst first."""
         return [(row[0], row[1]) for row in await tx.all("extent_crowded", count_max=count_max)]
 
     @writes
     async def replace_extents(self, tx: Tx, file_id: str, old: list[Extent], placed: Placed) -> None:
-        """Swap neighbouring pieces for one copy of them; LostRace when they are not exactly there any more."""
+        """Replace neighbouring extents by one copy of them. Raise LostRace if they have changed."""
         copy = Extent(old[0].at, placed.size_bytes, placed.blob_id, placed.at)
         if await tx.one("file_lock", id=file_id) is None:
             raise LostRace(f"{file_id} was deleted while its pieces were copied")
@@ -195,14 +208,17 @@ class StoredFiles(Table):
         return [(row[0], row[1]) for row in await tx.all("files_expired", count_max=count_max)]
 
     async def prune_files(self, keep_ms: int, count_max: int) -> None:
-        """Forget some files that were deleted long ago, and Idempotency-Keys and places in lists past their day, a piece at a time."""
+        """Forget some long deleted files, and old Idempotency-Keys and places in lists.
+
+        They are removed in pieces.
+        """
         for _ in range(PIECES_MAX):
             if not await self._prune_some(keep_ms, count_max):
                 return
 
     @frees
     async def _prune_some(self, tx: Tx, keep_ms: int, count_max: int) -> bool:
-        """Forget one piece. Return whether there may be more keys or places."""
+        """Forget one piece. Return whether there may be more old keys or places."""
         await tx.all("files_prune", keep_ms=keep_ms, count_max=count_max)
         is_more = False
         for name in ("idempotency_prune", "list_places_prune"):
@@ -212,12 +228,15 @@ class StoredFiles(Table):
 
     @reads
     async def abandoned_blobs(self, tx: Tx, count_max: int) -> list[AbandonedBlob]:
-        """Blobs still being written whose owner is gone."""
+        """Return blobs that are being written by owners that are gone."""
         return [AbandonedBlob(*row) for row in await tx.all("blobs_abandoned", count_max=count_max)]
 
     @reads
     async def answers_recorded_to(self, tx: Tx, blob_id: str) -> int | None:
-        """How far an answer log was recorded; None when this is none, or it is being collected."""
+        """Return how far an answer log was recorded.
+
+        Return None if this is no such log, or it is condemned.
+        """
         rows = await tx.dicts("blob_get", id=blob_id)
         if not rows or rows[0]["kind"] != "answers" or rows[0]["state"] == "condemned":
             return None
@@ -225,33 +244,36 @@ class StoredFiles(Table):
 
     @frees
     async def settle_blob(self, tx: Tx, blob_id: str) -> None:
-        """Nothing more will be recorded from it by its owner: from now on its uses alone keep it."""
+        """Settle a blob from which its owner will record nothing more.
+
+        From now on only its uses keep it.
+        """
         await tx.all("blob_settle", id=blob_id)
 
     @frees
     async def condemn_unused_blobs(self, tx: Tx, age_ms: int, soon_ms: int, count_max: int) -> int:
-        """Condemn bytes that nothing needs: logs when they are old enough, others soon."""
+        """Condemn unused blobs: logs once they are old enough, others soon. Return how many."""
         return len(await tx.all("blobs_condemn_unused", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max))
 
     @reads
     async def condemned_blobs(self, tx: Tx, age_ms: int, soon_ms: int, count_max: int) -> list[str]:
-        """Return blobs whose bytes may go: logs that were condemned so long ago, others soon."""
+        """Return condemned blobs whose bytes may be removed: logs after a while, others soon."""
         rows = await tx.all("blobs_condemned", age_ms=age_ms, soon_ms=soon_ms, count_max=count_max)
         return [row[0] for row in rows]
 
     @frees
     async def forget_blob(self, tx: Tx, blob_id: str) -> None:
-        """The bytes are gone, so the row may go."""
+        """Remove the row of a blob whose bytes are gone."""
         await tx.all("blob_forget", id=blob_id)
 
     @reads
     async def list_blobs(self, tx: Tx, after: str, count_max: int) -> list[StoredBlob]:
-        """A page of all blobs, by id."""
+        """Return a page of all blobs, by id."""
         return [StoredBlob(*row) for row in await tx.all("blobs_page", after=after, count_max=count_max)]
 
     @reads
     async def files_of_blob(self, tx: Tx, blob_id: str, count_max: int) -> list[str]:
-        """Some of the files that are made of these bytes."""
+        """Return some of the files that use a blob."""
         return [row[0] for row in await tx.all("blob_files", id=blob_id, count_max=count_max)]
 
     @reads
@@ -260,7 +282,10 @@ class StoredFiles(Table):
 
 
 async def _delete_wholes(tx: Tx, tenant_id: str, job_id: str) -> list[str]:
-    """The results of a job that were cut into parts go with the last part. Return which of them went just now."""
+    """Delete the whole result files of a job whose last part was deleted.
+
+    Return those that were deleted.
+    """
     rows = await tx.dicts("job_any", id=job_id)
     parts = parts_from(rows[0]["parts"]) if rows else WHOLE
     gone = []
@@ -275,21 +300,23 @@ async def _delete_wholes(tx: Tx, tenant_id: str, job_id: str) -> list[str]:
 
 
 async def release_extents(tx: Tx, file_id: str) -> None:
-    """Let go of a file's pieces and of the blobs behind them. The file's row is held by the caller."""
+    """Remove a file's extents and release their blobs. The caller has locked the file's row."""
     removed = await tx.all("extent_delete", file_id=file_id, from_at=-1, to_at=_LAST)
     await _release_blobs(tx, [Extent(*row) for row in removed])
 
 
 async def hold_blobs(tx: Tx, file_ids: Iterable[str | None]) -> None:
-    """Hold the blobs behind these files in order of their ids, before the first of them changes. The files' rows are held by the caller.
+    """Lock the blobs of these files in order of their ids, before the first of them changes.
 
-    Logs hold lines of many jobs. So transactions about different jobs need the same blobs, and must take them in one order."""
+    The caller has locked the files' rows. Logs have lines of many jobs, so transactions about
+    different jobs need the same blobs, and must lock them in one order.
+    """
     pieces = await tx.many_returning("extent_blobs", [(one,) for one in file_ids if one])
     await tx.many_returning("blob_hold", sorted({(row[0],) for row in pieces}))
 
 
 async def _release_blobs(tx: Tx, removed: list[Extent]) -> None:
-    """By what was really removed, and in order of their ids, as everyone does who lets go of several."""
+    """Release the blobs of extents that were really removed, in order of their ids."""
     for blob_id, uses in sorted(Counter(extent.blob_id for extent in removed).items()):
         await tx.all("blob_release", id=blob_id, uses=uses)
 

@@ -1,4 +1,7 @@
-"""Verbs about tenants and their API keys. Secrets never come here: only keyed hashes of them."""
+"""Verbs about tenants and their API keys.
+
+Secrets never reach the store, only keyed hashes of them.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,7 +17,7 @@ from tidegate.store.database.table import Table, frees, reads, writes
 
 
 class KeyRights(msgspec.Struct, frozen=True):
-    """What a key may do. A part that is None is left as it is in a change, and is without bounds in a new key."""
+    """The rights of a key. A part that is None is not changed, and is unlimited in a new key."""
 
     scopes: str | None = None
     models: str | None = None
@@ -27,7 +30,10 @@ class KeyRights(msgspec.Struct, frozen=True):
 
 
 class KeyRow(msgspec.Struct, frozen=True):
-    """What the store knows now of one key whose slices somebody holds; `expires_in_ms` counts from the question."""
+    """The present state of a key whose slices a worker has leased.
+
+    `expires_in_ms` counts from the question.
+    """
 
     key_id: str
     deleted: bool
@@ -42,7 +48,7 @@ class KeyRow(msgspec.Struct, frozen=True):
 class Keys(Table):
     @writes
     async def put_tenant(self, tx: Tx, tenant_id: str, name: str) -> str:
-        """The id of the tenant of this name, made now if it is new."""
+        """Return the id of the tenant of this name, and create it if it is new."""
         await tx.all("tenant_put", id=tenant_id, name=name)
         row = await tx.one("tenant_by_name", name=name)
         assert row is not None
@@ -55,19 +61,22 @@ class Keys(Table):
 
     @reads
     async def tenant_ids(self, tx: Tx, names: Iterable[str]) -> dict[str, str]:
-        """The ids of those of these tenants that exist, by name."""
+        """Return the ids of these tenants by name, without those that do not exist."""
         rows = [(name, await tx.one("tenant_by_name", name=name)) for name in names]
         return {name: row[0] for name, row in rows if row is not None}
 
     @reads
     async def tenant_name(self, tx: Tx, tenant_id: str) -> str | None:
-        """What a tenant is called in the settings; it never changes."""
+        """Return the name of a tenant in the settings, which never changes."""
         row = await tx.one("tenant_name", id=tenant_id)
         return row[0] if row else None
 
     @writes
     async def put_key(self, tx: Tx, holder: Caller, secret_hash: bytes, label: str, rights: KeyRights) -> None:
-        """Keep a new key. `holder` says its id, and for whom it speaks: a tenant, and perhaps a team and a user."""
+        """Write a new key.
+
+        `holder` has its id and its owner: a tenant, and perhaps a team and a user.
+        """
         await tx.all(
             "key_put",
             id=holder.key_id,
@@ -87,7 +96,7 @@ class Keys(Table):
         )
 
     async def change_key(self, key_id: str, rights: KeyRights) -> bool:
-        """Change what a key may do. False: there is no such key, or it is revoked."""
+        """Change the rights of a key; False if there is no such key, or it is revoked."""
         return await self._wake_work(key_id) if await self._put_rights(key_id, rights) else False
 
     @writes
@@ -108,7 +117,10 @@ class Keys(Table):
 
     @writes
     async def rotate_key(self, tx: Tx, key_id: str, secret_hash: bytes, grace_ms: int) -> bool:
-        """A new secret under the same id; the one before it works for the grace. False: there is no such key, or it works no more."""
+        """Give a key a new secret; False if there is no such key, or it is not valid any more.
+
+        The old secret works for the grace.
+        """
         if await tx.one("key_rotate", id=key_id, secret_hash=secret_hash, grace_ms=grace_ms) is not None:
             return True
         row = await tx.dicts("key_get", id=key_id)
@@ -116,7 +128,7 @@ class Keys(Table):
 
     @reads
     async def key_states(self, tx: Tx, worker_id: str) -> list[KeyRow]:
-        """How the keys stand whose slices this worker holds."""
+        """Return the states of the keys whose slices this worker has leased."""
         return [
             KeyRow(
                 row[0],
@@ -133,13 +145,13 @@ class Keys(Table):
 
     @reads
     async def get_key(self, tx: Tx, key_id: str) -> dict[str, Any] | None:
-        """A key's row with the database's `now` beside it; None when there is none."""
+        """Return a key's row with the database's `now` beside it; None if there is no such key."""
         rows = await tx.dicts("key_get", id=key_id)
         return rows[0] if rows else None
 
     @frees
     async def end_session(self, tx: Tx, nonce: str, ends_at: int) -> None:
-        """Let a session of the console end before its time."""
+        """End a session of the console before its time."""
         await tx.all("session_end", nonce=nonce, ends_at=ends_at)
 
     @reads
@@ -148,12 +160,15 @@ class Keys(Table):
 
     @frees
     async def prune_sessions(self, tx: Tx, keep_ms: int) -> None:
-        """Forget sessions that would be over anyhow, and have been for so long."""
+        """Forget ended sessions whose own time was over longer than `keep_ms` ago."""
         await tx.all("sessions_prune", keep_ms=keep_ms)
 
     @reads
     async def key_facts(self, tx: Tx, key_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """How these keys stand, by id, each with the database's `now` beside it; those that are gone are left out."""
+        """Return the rows of these keys by id, each with the database's `now`.
+
+        Keys that are gone are left out.
+        """
         if not all(len(key_id) == PUBLIC_LENGTH for key_id in key_ids):
             raise ValueError("ids of keys have a fixed length, by which the statement tells them apart")
         rows = await tx.dicts("key_facts", ids="".join(key_ids)) if key_ids else []
@@ -167,7 +182,10 @@ class Keys(Table):
     async def key_page(
         self, tx: Tx, org: str | None, *, after: str | None, count_max: int
     ) -> list[dict[str, Any]] | None:
-        """Return a page of keys, newest first, of one organization or of all; None when `after` names no key."""
+        """Return a page of keys of one organization or of all, newest first.
+
+        Return None if `after` is no key.
+        """
         start: Sequence[Any] | None = (1 << 62, "")
         if after is not None:
             start = await tx.one("key_cursor", id=after)
@@ -177,18 +195,24 @@ class Keys(Table):
 
     @writes
     async def claim_pepper(self, tx: Tx, fingerprint: str) -> bool:
-        """Note the pepper that this store's keys are hashed with. False: there are keys, and they are hashed with another."""
+        """Note the pepper of this store's keys.
+
+        Return False if there are keys that were hashed with another.
+        """
         return await tx.one("pepper_claim", fingerprint=fingerprint) is not None
 
     @reads
     async def pepper_fingerprint(self, tx: Tx) -> str | None:
-        """Which pepper this store's keys are hashed with, as it was claimed; None while none was."""
+        """Return the fingerprint of the pepper that was claimed for this store.
+
+        Return None if there is none.
+        """
         row = await tx.one("pepper_fingerprint")
         return None if row is None else str(row[0])
 
     @reads
     async def any_key(self, tx: Tx) -> bool:
-        """Whether any key was ever made: then every call needs one."""
+        """Return whether any key was ever made: then each call needs one."""
         return await tx.one("key_any") is not None
 
     async def revoke_key(self, key_id: str) -> bool:
@@ -199,7 +223,7 @@ class Keys(Table):
         return await tx.one("key_revoke", id=key_id) is not None
 
     async def delete_key(self, key_id: str) -> bool:
-        """Take a key away for good: it is shown nowhere, and what its jobs have not sent fails. False: there is none."""
+        """Delete a key for good; False if there is none. Unsent items of its jobs fail."""
         return await self._wake_work(key_id) if await self._mark_deleted(key_id) else False
 
     @frees
@@ -207,7 +231,7 @@ class Keys(Table):
         return await tx.one("key_delete", id=key_id, no_hash=b"") is not None
 
     async def delete_keys_of(self, org: str) -> list[str]:
-        """Take away every key of the tenant of this name. Return their ids."""
+        """Delete all keys of the tenant of this name. Return their ids."""
         deleted = await self._mark_deleted_of(org)
         for key_id in deleted:
             await self._wake_work(key_id)
@@ -219,7 +243,7 @@ class Keys(Table):
 
     @frees
     async def _wake_work(self, tx: Tx, key_id: str) -> bool:
-        """Let what rests of a key's jobs, perhaps for long because a budget was spent, be looked at again: the key has changed."""
+        """Wake the work of a changed key's jobs, which may rest because of a spent budget."""
         await tx.all("key_slices_wake", key_id=key_id, forever=FOREVER_MS)
         for statement in ("key_models_wake", "key_flows_wake"):
             await tx.all(statement, key_id=key_id)

@@ -1,6 +1,6 @@
 """Verbs about files that come in parts.
 
-Each verb that changes an upload holds its tenant's row, so what is counted against a quota is not counted twice at once.
+Each verb that changes an upload locks its tenant's row, so that quotas are counted exactly.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ from tidegate.store.tenants.files import check_stored_bytes, show_file
 PENDING_MS = 3_600_000
 PENDING_MAX = 1_000
 PARTS_MAX = 10_000
-# A part that was sent twice takes its room twice until the upload is complete.
+# A part that was sent twice uses its room twice until the upload is complete.
 SENT_TWICE = 2
 
 
@@ -51,7 +51,7 @@ class StoredUploads(Table):
         idempotency: Idempotency | None = None,
         quotas: Quotas | None = None,
     ) -> PartedUpload:
-        """Begin a file that comes in parts. With a known Idempotency-Key, return the upload that it began before."""
+        """Begin an upload, or return the one that a known Idempotency-Key began before."""
         tenant_id = caller.tenant_id
         await tx.one("tenant_lock", tenant_id=tenant_id)
         if known := await _upload(tx, tenant_id, upload_id):
@@ -91,7 +91,7 @@ class StoredUploads(Table):
         idempotency: Idempotency | None = None,
         quotas: Quotas | None = None,
     ) -> UploadPart:
-        """Keep a durable blob as a part. With a known Idempotency-Key, return the part that it made before."""
+        """Keep a durable blob as a part, or return the part of a known Idempotency-Key."""
         tenant_id, upload_id = caller.tenant_id, part.upload_id
         await tx.one("tenant_lock", tenant_id=tenant_id)
         if known := await tx.dicts("upload_part_get", id=part.id):
@@ -125,9 +125,13 @@ class StoredUploads(Table):
     async def complete_upload(
         self, tx: Tx, tenant_id: str, upload_id: str, file: NewFile, joined: JoinedParts
     ) -> tuple[PartedUpload, list[str]]:
-        """Show the parts, joined to one durable blob, as a file; return the blobs that are needed no more.
+        """Show the parts, joined to one durable blob, as a file.
 
-        An upload that was completed before is returned as it is. The quota counted the parts already."""
+        Return the blobs that are not needed any more.
+
+        An upload that was completed before is returned without a change. The quota counted the
+        parts already.
+        """
         await tx.one("tenant_lock", tenant_id=tenant_id)
         upload = await _upload(tx, tenant_id, upload_id)
         if upload is None:
@@ -150,7 +154,10 @@ class StoredUploads(Table):
 
     @frees
     async def cancel_upload(self, tx: Tx, tenant_id: str, upload_id: str) -> tuple[PartedUpload, list[str]]:
-        """Give up a pending upload; return the blobs that are needed no more. One that is cancelled stays so."""
+        """Cancel a pending upload.
+
+        Return the blobs that are not needed any more. A repeat is harmless.
+        """
         await tx.one("tenant_lock", tenant_id=tenant_id)
         moved = await tx.one("upload_cancel", tenant_id=tenant_id, id=upload_id)
         upload = await _upload(tx, tenant_id, upload_id)
@@ -167,7 +174,7 @@ class StoredUploads(Table):
 
     @frees
     async def expire_upload(self, tx: Tx, tenant_id: str, upload_id: str) -> bool:
-        """Let go of an upload whose time is over. False: it ended otherwise meanwhile."""
+        """Let an upload expire whose time is over; False if it ended otherwise meanwhile."""
         await tx.one("tenant_lock", tenant_id=tenant_id)
         if await tx.one("upload_expire", id=upload_id) is None:
             return False
@@ -209,7 +216,7 @@ async def _check_room(tx: Tx, upload: PartedUpload, size_bytes: int) -> None:
 
 
 async def _release_parts(tx: Tx, upload_id: str) -> list[str]:
-    """Let go of all parts of an upload; return their blobs. Blobs are locked in order of their ids, as everywhere."""
+    """Release all parts of an upload and return their blobs, locked in order of their ids."""
     blob_ids = sorted(row[0] for row in await tx.all("upload_parts_delete", upload_id=upload_id))
     for blob_id in blob_ids:
         await tx.all("blob_release", id=blob_id, uses=1)

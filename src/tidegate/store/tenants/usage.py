@@ -1,5 +1,8 @@
-"""Verbs about what was used and what it cost. What jobs used is written by record (`flow_accounting`); here it is read, and the use of
-interactive calls, which belong to no job, is added."""
+"""Verbs about usage and its cost.
+
+Record writes the usage of jobs (`road/outcomes.py`). Here it is read, and the usage of interactive
+calls, which belong to no job, is added.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,8 +20,11 @@ ENTRIES_MAX = 1_000_000
 class UsageBook(Table):
     @writes
     async def add_interactive(self, tx: Tx, writer: str, number: int, entries: Sequence[SpendEntry]) -> None:
-        """Count what interactive calls used, today. `organization` is the tenant's id here. A writer's flushes are numbered from 1 on, and
-        each counts once however often it is sent."""
+        """Add the usage of interactive calls to today.
+
+        `organization` is the tenant's id here. A writer numbers its flushes from 1 on, and each
+        counts once, however often it is sent.
+        """
         if await tx.one("usage_writer", writer=writer, number=number) is not None:
             await tx.many("usage_interactive_add", sorted(_added(entry) for entry in entries))
 
@@ -37,7 +43,10 @@ class UsageBook(Table):
         by_job: bool = False,
         count_max: int = ENTRIES_MAX,
     ) -> list[SpendEntry]:
-        """What was spent from one UTC day up to another that is not in it (days since 1970), by anyone or by one tenant."""
+        """Return what all tenants or one spent from one UTC day up to another, which is excluded.
+
+        Days count from 1970.
+        """
         wanted = {"from_day": from_day, "to_day": to_day, "tenant_id": tenant_id, "count_max": count_max}
         rows = await tx.all("usage_by_job", **wanted) if by_job else await tx.all("usage_by_day", **wanted)
         return [_entry(row) for row in rows]

@@ -1,7 +1,7 @@
 """Verbs about webhook endpoints and the deliveries to them.
 
-The outbox is written by the verbs that end a job, in their transaction: see `put_events`. Signing secrets leave the store with an
-endpoint of their owner's, and with a delivery that is leased.
+The verbs that end a job write the outbox in their transaction: see `put_events`. Signing secrets
+leave the store only with an endpoint, for its owner, and with a leased delivery.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from tidegate.store.database.table import (
 )
 
 ENDPOINTS_MAX = 100
-# So many deliveries are deleted in one transaction: a tenth of a second of the store's time.
+# The deliveries that one transaction deletes. They take the store about a tenth of a second.
 DELETED_AT_ONCE = 1_000
 _ENDPOINTS_START = (1 << 62, "")
 _DELIVERIES_START = (1 << 62, "", "")
@@ -55,7 +55,10 @@ class Webhooks(Table):
         secret: bytes,
         idempotency: Idempotency | None = None,
     ) -> WebhookEndpoint:
-        """Keep a new endpoint with all parts of its shape; asked again, or with a known Idempotency-Key, return the one that was made."""
+        """Write a new endpoint with all parts of its shape.
+
+        A repeat, or a known Idempotency-Key, returns the endpoint that was made before.
+        """
         await tx.one("tenant_lock", tenant_id=tenant_id)
         if known := await _endpoint(tx, tenant_id, endpoint_id):
             return known
@@ -79,20 +82,20 @@ class Webhooks(Table):
 
     @reads
     async def webhook_endpoint_of_job(self, tx: Tx, tenant_id: str, job_id: str) -> WebhookEndpoint | None:
-        """Return the endpoint that was given when this job was created."""
+        """Return the endpoint that came with the creation of this job."""
         rows = await tx.dicts("webhook_endpoint_of_job", tenant_id=tenant_id, job_id=job_id)
         return _endpoint_from(rows[0]) if rows else None
 
     @reads
     async def wants_response_events(self, tx: Tx, tenant_id: str) -> bool:
-        """Whether a webhook of this tenant wants to know how its responses end."""
+        """Return whether a webhook of this tenant wants events of background responses."""
         return await tx.one("webhook_responses_wanted", tenant_id=tenant_id) is not None
 
     @reads
     async def list_webhook_endpoints(
         self, tx: Tx, tenant_id: str, after: str | None, count_max: int
     ) -> list[WebhookEndpoint] | None:
-        """Return a page of a tenant's endpoints, newest first; None when `after` names none of them."""
+        """Return a page of a tenant's endpoints, newest first; None if `after` is none of them."""
         start: Row | None = _ENDPOINTS_START
         if after is not None:
             start = await tx.one("webhook_endpoint_cursor", tenant_id=tenant_id, id=after)
@@ -107,7 +110,10 @@ class Webhooks(Table):
     async def change_webhook_endpoint(
         self, tx: Tx, tenant_id: str, endpoint_id: str, shape: EndpointShape
     ) -> WebhookEndpoint | None:
-        """Change an endpoint, and enable it where it was disabled. None: there is no such endpoint."""
+        """Change an endpoint, and enable it if it was disabled.
+
+        Return None if there is no such endpoint.
+        """
         types = None if shape.event_types is None else ",".join(shape.event_types)
         await tx.one(
             "webhook_endpoint_change",
@@ -123,21 +129,29 @@ class Webhooks(Table):
     async def rotate_webhook_secret(
         self, tx: Tx, tenant_id: str, endpoint_id: str, secret: bytes, keep_ms: int
     ) -> WebhookEndpoint | None:
-        """Sign with a new secret, and with the one before it too for a while. None: there is no such endpoint."""
+        """Sign with a new secret, and for a while also with the old one.
+
+        Return None if there is no such endpoint.
+        """
         await tx.one("webhook_secret_rotate", tenant_id=tenant_id, id=endpoint_id, secret=secret, keep_ms=keep_ms)
         return await _endpoint(tx, tenant_id, endpoint_id)
 
     async def delete_webhook_endpoint(self, tenant_id: str, endpoint_id: str) -> bool:
-        """Delete an endpoint and what was to be delivered there. False: there is no such endpoint.
+        """Delete an endpoint and its deliveries; False if there is no such endpoint.
 
-        Its deliveries go first, a piece at a time: one that is cut short leaves the endpoint, and asking again goes on."""
+        The deliveries go first, in pieces. If this is interrupted the endpoint remains, and a
+        repeat goes on.
+        """
         while (deleted := await self._delete_endpoint(tenant_id, endpoint_id)) is None:
             await hit("deliveries_deleted")
         return deleted
 
     @frees
     async def _delete_endpoint(self, tx: Tx, tenant_id: str, endpoint_id: str) -> bool | None:
-        """Delete some deliveries of an endpoint, and with the last of them the endpoint. None: there may be more."""
+        """Delete some deliveries of an endpoint, and with the last of them the endpoint.
+
+        Return None if there may be more.
+        """
         if await _endpoint(tx, tenant_id, endpoint_id) is None:
             return False
         name = {"tenant_id": tenant_id, "endpoint_id": endpoint_id}
@@ -146,23 +160,25 @@ class Webhooks(Table):
             return None
         await tx.all("webhook_endpoint_place_put", tenant_id=tenant_id, id=endpoint_id)
         deleted = await tx.one("webhook_endpoint_delete", tenant_id=tenant_id, id=endpoint_id) is not None
-        # What jobs wrote that ended in this moment: the deletion waited for them, and none comes behind it.
+        # Jobs that ended in this moment may have added deliveries. The deletion waited for them,
+        # and no later job adds any.
         await _mark_places(tx, await tx.all("webhook_deliveries_delete", count_max=DELETED_AT_ONCE, **name))
         return deleted
 
     @reads
     async def any_webhook_due(self, tx: Tx) -> bool:
-        """Whether a delivery waits that no living worker makes."""
+        """Return whether a delivery is due that no living worker has leased."""
         return await tx.one("webhook_deliveries_due") is not None
 
     @writes
     async def lease_webhooks(
         self, tx: Tx, worker_id: str, token: str, *, count_max: int, tenant_max: int, endpoint_max: int | None = None
     ) -> list[LeasedDelivery]:
-        """Take deliveries that are due, fair between tenants and between the endpoints of a tenant; each tenant has at most so many out
-        at once, and so does each endpoint.
+        """Lease due deliveries, fair between tenants and between the endpoints of a tenant.
 
-        Asked again with the same token, it returns also what it took before."""
+        Each tenant and each endpoint has a maximum of deliveries under way. A repeat with the same
+        token returns also what was leased before.
+        """
         by = {"worker_id": worker_id, "token": token}
         bound = tenant_max if endpoint_max is None else endpoint_max
         tenants = await tx.all("webhook_tenants_due", tenant_max=tenant_max, count_max=count_max)
@@ -175,9 +191,12 @@ class Webhooks(Table):
     async def record_webhook(
         self, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None
     ) -> DeliveryState | None:
-        """Record what came of a try; without a wait, a failure is the last. None: another process has it, or it is recorded.
+        """Record the result of a try.
 
-        What else waits for an endpoint that this disables fails too, a piece at a time. Where that is cut short, each is sent once more."""
+        Return None if another process has the delivery, or it is recorded already. Without a wait,
+        a failure is final. If this disables the endpoint, its other deliveries fail too, in pieces.
+        If that is interrupted, each of the rest is sent once more.
+        """
         state, is_disabled = await self._record_try(leased, reply, wait_ms)
         while is_disabled and await self._fail_rest(leased.endpoint_id) == DELETED_AT_ONCE:
             continue
@@ -191,7 +210,7 @@ class Webhooks(Table):
     async def _record_try(
         self, tx: Tx, leased: LeasedDelivery, reply: CallbackReply, wait_ms: int | None
     ) -> tuple[DeliveryState | None, bool]:
-        """Record a try; also whether its endpoint is disabled by it."""
+        """Record a try. Return the delivery's state, and whether this disabled its endpoint."""
         endpoint = await tx.one("webhook_endpoint_lock", id=leased.endpoint_id)
         if endpoint is None:
             return None, False
@@ -227,7 +246,10 @@ class Webhooks(Table):
     async def list_webhook_deliveries(
         self, tx: Tx, tenant_id: str, state: DeliveryState | None, after: tuple[str, str] | None, count_max: int
     ) -> list[WebhookDelivery] | None:
-        """Return a page of a tenant's deliveries, newest first; None when `after` (event and endpoint) names none of them."""
+        """Return a page of a tenant's deliveries, newest first; None if `after` is none of them.
+
+        `after` is an event and an endpoint.
+        """
         start = await deliveries_start(tx, after, tenant_id)
         if start is None:
             return None
@@ -245,16 +267,17 @@ class Webhooks(Table):
 
     @writes
     async def replay_webhook(self, tx: Tx, tenant_id: str, event_id: str, endpoint_id: str) -> WebhookDelivery | None:
-        """Send a delivery again from its first try, also to a disabled endpoint; one that waits already is left as it is.
+        """Send a delivery again from its first try, also to a disabled endpoint.
 
-        None: there is no such delivery."""
+        Return None if there is none. A delivery that waits already is not changed.
+        """
         name = {"tenant_id": tenant_id, "event_id": event_id, "endpoint_id": endpoint_id}
         await tx.one("webhook_delivery_replay", **name)
         rows = await tx.dicts("webhook_delivery_get", **name)
         return delivery_from(rows[0]) if rows else None
 
     async def prune_webhooks(self, keep_ms: int, count_max: int) -> None:
-        """Forget what could not be delivered of some jobs that are gone, and whose events are older than this."""
+        """Forget failed deliveries of some gone jobs whose events are older than `keep_ms`."""
         for job_id in await self._gone_jobs(keep_ms, count_max):
             while await self._drop_deliveries(job_id) == DELETED_AT_ONCE:
                 await hit("deliveries_deleted")
@@ -274,7 +297,11 @@ class Webhooks(Table):
 async def deliveries_start(
     tx: Tx, after: tuple[str, str] | None, tenant_id: str | None = None
 ) -> tuple[int, str, str] | None:
-    """Return where a page of deliveries begins; None when `after` (event and endpoint) names none, or none of this tenant's."""
+    """Return where a page of deliveries begins.
+
+    Return None if `after` is no delivery, or none of this tenant. `after` is an event and an
+    endpoint.
+    """
     if after is None:
         return _DELIVERIES_START
     known = await tx.one("webhook_delivery_cursor", event_id=after[0], endpoint_id=after[1])
@@ -284,28 +311,30 @@ async def deliveries_start(
 
 
 async def _mark_places(tx: Tx, gone: Sequence[Row]) -> int:
-    """Note where these deliveries stood in lists. Return how many there are."""
+    """Note the places that these deliveries had in lists. Return how many there are."""
     if gone:
         await tx.many("webhook_delivery_place_put", [tuple(row) for row in gone])
     return len(gone)
 
 
 async def forget_some_deliveries(tx: Tx, job_id: str) -> bool:
-    """Forget some of what was delivered of a job that has ended. False: that was the last."""
+    """Forget some completed deliveries of an ended job; False if those were the last."""
     gone = await tx.all("webhook_deliveries_forget", job_id=job_id, count_max=DELETED_AT_ONCE)
     return await _mark_places(tx, gone) == DELETED_AT_ONCE
 
 
 async def put_events(tx: Tx, job_id: str, response_status: str = "completed") -> None:
-    """Write the events of a job's end into the outbox; called in the transaction that ends it. `response_status` is what the answer of a
-    response calls itself."""
+    """Write the events of a job's end into the outbox, in the transaction that ends it.
+
+    `response_status` is the status in the answer of a background response.
+    """
     await tx.all("webhook_events_put", job_id=job_id, response_status=response_status)
 
 
 async def put_endpoint(
     tx: Tx, tenant_id: str, endpoint_id: str, shape: EndpointShape, secret: bytes, job_id: str | None = None
 ) -> None:
-    """Write the row of an endpoint: a tenant's, or one job's."""
+    """Write the row of an endpoint, of a tenant or of one job."""
     await tx.all(
         "webhook_endpoint_put",
         id=endpoint_id,
@@ -321,7 +350,7 @@ async def put_endpoint(
 
 
 async def _lease_of_tenant(tx: Tx, tenant_id: str, count_max: int, endpoint_max: int, by: dict[str, str]) -> int:
-    """Take so many deliveries of a tenant, in turns of its endpoints. Return how many there were."""
+    """Lease deliveries of a tenant, in turns of its endpoints. Return how many there were."""
     endpoints = await tx.all(
         "webhook_endpoints_due", tenant_id=tenant_id, endpoint_max=endpoint_max, count_max=count_max
     )
