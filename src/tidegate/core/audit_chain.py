@@ -74,7 +74,7 @@ class ChainFinding(msgspec.Struct, frozen=True):
 
 
 class ChainCheck:
-    """Follows a chain page by page, oldest entry first, and collects its faults.
+    """The check of a chain, page by page, oldest entry first. It collects the faults.
 
     Each page comes with the chain's ends of the same moment, so entries may be added and pruned meanwhile.
     """

@@ -1,7 +1,10 @@
-"""Sets the gauges when they are read: the store's census, the deployments, and this process's use of resources.
+"""The gauges, which are set when they are read.
 
-A scrape shows what is known and starts a newer census in the background; only the first scrape waits for one, for a
-moment at most. A census reads every job, so the result of a slow one is kept longer.
+They show the store's census, the deployments, and this process's use of resources.
+
+A scrape shows what is known and starts a newer census in the background; only the first scrape
+waits for one, for a moment at most. A census reads every job, so the result of a slow one is kept
+longer.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Shows the health of this process: whether it runs, and whether it is ready for work. No key is needed.
+"""The health of this process: whether it runs, and whether it is ready for work. No key is needed.
 
 Only this machine gets the full reasons. A missing first key is shown to everyone."""
 
@@ -51,10 +51,13 @@ class Health:
 
 
 class HealthCheck:
-    """Checks one part of the process, one check at a time and at most once a second: a check writes to the disk, and
-    anyone may ask.
+    """The check of one part of the process, one at a time and at most once a second.
 
-    A part that hangs is not waited for: the answer reports it, and the check stays open for the next request."""
+    A check writes to the disk, and anyone may ask for it.
+
+    A part that hangs is not waited for: the answer reports it, and the check stays open for the
+    next request.
+    """
 
     def __init__(self, what: str, ask: Callable[[], Awaitable[None]], clock: Clock) -> None:
         self._what = what

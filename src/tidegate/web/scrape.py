@@ -1,5 +1,7 @@
-"""Serves metrics: at a small listener of its own, away from the public port, and beside the admin API for programs on
-this machine.
+"""The metrics over HTTP.
+
+They are at a separate small listener, away from the public port, and beside the admin API for
+programs on this machine.
 
 A scraper learns how much is done, but not for which tenant: `metrics.py` lists the labels.
 """

@@ -49,7 +49,7 @@ def _shortened(found: re.Match[bytes]) -> bytes:
 
 
 class KeyRedactor:
-    """Replaces one key, as it is and as JSON and URLs may write it."""
+    """The replacement of one key, also in the forms in which JSON and URLs may write it."""
 
     __slots__ = ("_forms", "_letters", "_text_ends")
 

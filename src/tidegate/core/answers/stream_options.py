@@ -64,7 +64,10 @@ _chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class UsageChunkFilter:
-    """Removes the chunks that only report usage from a stream. Feed it bytes; it passes events on when they are whole."""
+    """A filter that removes chunks which only report usage from a stream.
+
+    It takes bytes and returns whole events.
+    """
 
     __slots__ = ("_rest",)
 

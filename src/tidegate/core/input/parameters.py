@@ -41,7 +41,7 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 class BodyShaper:
-    """Puts the parameters of some levels, the least particular first, into lines."""
+    """The writer of the parameters of some levels, the least particular first, into lines."""
 
     def __init__(self, levels: Sequence[ParameterLevel], rules: LineRules) -> None:
         self._levels = levels

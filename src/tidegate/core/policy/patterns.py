@@ -137,7 +137,10 @@ def _written(parsed: Any, where: str, flags: int) -> str:
 
 
 class _Writer:
-    """Writes parsed patterns for RE2. `lead` and `trail` ask for a word boundary before or after the written part."""
+    """The writer of parsed patterns for RE2.
+
+    `lead` and `trail` ask for a word boundary before or after the written part.
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where

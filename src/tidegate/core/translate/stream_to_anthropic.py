@@ -14,7 +14,10 @@ from tidegate.core.translate.usage import STOP_TO_ANTHROPIC, id_to_anthropic, us
 
 
 class StreamToAnthropic:
-    """Translates a stream. Feed it what the upstream sends and pass on what it returns; `ended`: nothing more will come."""
+    """The translation of one stream.
+
+    It takes the upstream's bytes and returns those for the client. `ended`: no more will come.
+    """
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self._events = EventReader(event_bytes_max)

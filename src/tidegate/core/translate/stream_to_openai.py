@@ -16,9 +16,12 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class StreamToOpenai:
-    """Translates a stream. Feed it what the upstream sends and pass on what it returns; `ended`: nothing more will come.
+    """The translation of one stream.
 
-    `created_s` is the time in the chunks; with `include_usage` the last chunk has the usage, as OpenAI's has when asked.
+    It takes the upstream's bytes and returns those for the client. `ended`: no more will come.
+
+    `created_s` is the time in the chunks; with `include_usage` the last chunk has the usage, as
+    OpenAI's has when asked.
     """
 
     def __init__(self, created_s: int, *, include_usage: bool = False, event_bytes_max: int = EVENT_BYTES_MAX) -> None:

@@ -27,7 +27,10 @@ TEXT_CHARS_MAX = 512
 
 
 class AuditTrail:
-    """Notes the changes that one actor makes to the store. `address` is where a request came from."""
+    """The notes of the changes that one actor makes to the store.
+
+    `address` is where a request came from.
+    """
 
     def __init__(self, store: Store, entropy: Entropy, actor: str, address: str | None = None) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Reports how many model replicas and workers are needed now, for autoscalers that poll it."""
+"""The report of how many model replicas and workers are needed now, for autoscalers."""
 
 from collections import defaultdict
 from collections.abc import Sequence

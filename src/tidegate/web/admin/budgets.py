@@ -1,4 +1,4 @@
-"""Budgets of organizations: each limit, and what it has left now."""
+"""Budgets of organizations: each limit, and its present rest."""
 
 import msgspec
 from starlette.requests import Request

@@ -91,7 +91,10 @@ class RoutingList(msgspec.Struct, frozen=True):
 
 
 class RoutingEditor:
-    """Writes the store's entries. `looks_up` is set if this process must itself be able to use what is added."""
+    """The editor of the store's entries.
+
+    `looks_up` is set if this process must itself be able to use what is added.
+    """
 
     def __init__(self, store: Store, settings: Callable[[], Settings], *, looks_up: bool) -> None:
         self._store = store

@@ -21,7 +21,7 @@ CONTENT = "admin:content"
 
 
 class ItemDesk:
-    """Shows items to operators, for the admin API and the console alike."""
+    """The view of items for operators, for the admin API and the console alike."""
 
     def __init__(self, context: WebContext) -> None:
         self._items = JobItems(context.store, context.blobs)

@@ -88,7 +88,10 @@ class OperationShown(msgspec.Struct, frozen=True):
 
 
 class OperationDesk:
-    """Makes, shows and cancels operations, for the admin API and the console alike."""
+    """The maker of operations, for the admin API and the console alike.
+
+    It also shows and cancels them.
+    """
 
     def __init__(self, context: WebContext) -> None:
         self._store = context.store

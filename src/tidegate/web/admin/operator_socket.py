@@ -1,8 +1,9 @@
-"""Serves the API at the socket in the data directory, for commands on this machine. It works whatever address the
-server listens on.
+"""The API at the socket in the data directory, for commands on this machine.
 
-Requests here are few and small, so each is read and answered whole. The socket's mode and the user at the other end
-decide who may connect; the app decides what a caller may do, as everywhere.
+It works whatever address the server listens on.
+
+Requests here are few and small, so each is read and answered whole. The socket's mode and the user
+at the other end decide who may connect; the app decides what a caller may do, as everywhere.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ async def operator_socket(app: ASGIApp, data_dir: Path) -> AsyncIterator[None]:
 
 
 class _Bridge:
-    """Passes requests of aiohttp's server to the app."""
+    """The bridge that passes requests of aiohttp's server to the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,5 +1,7 @@
-"""Shows what runs, waits and is stuck over all tenants: the overview, workers, flows, organizations and the free
-capacity of models."""
+"""The view of what runs, waits and is stuck over all tenants.
+
+It has the overview, workers, flows, organizations and the free capacity of models.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -165,7 +167,7 @@ class ModelCapacity(msgspec.Struct, frozen=True):
 
 
 class Overviews:
-    """Makes the overview, for the admin API and the console alike."""
+    """The maker of the overview, for the admin API and the console alike."""
 
     def __init__(self, context: WebContext) -> None:
         self._store = context.store

@@ -1,4 +1,4 @@
-"""Exports what was used and what it cost, for all organizations or for one."""
+"""The export of usage and cost, for all organizations or for one."""
 
 from datetime import UTC, date, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Writes a background response for OpenAI's clients at each stage of its job."""
+"""The shape of a background response for OpenAI's clients, at each stage of its job."""
 
 from collections.abc import Mapping
 

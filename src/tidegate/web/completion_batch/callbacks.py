@@ -1,4 +1,4 @@
-"""Writes the body of a callback: the kind of event, and the whole item or batch."""
+"""The body of a callback: the kind of event, and the whole item or batch."""
 
 import msgspec
 

@@ -1,7 +1,9 @@
-"""Writes the events of a batch as server-sent events: `id: N`, one line `data: {"action", "payload"}`, and a marker at the end.
+"""The events of a batch as server-sent events.
 
-The store numbers the events of a job without gaps. So a reader that returns with the number of its last event misses
-none and gets none twice, at any server.
+Each has `id: N` and one line `data: {"action", "payload"}`, and a marker ends the stream.
+
+The store numbers the events of a job without gaps. So a reader that returns with the number of its
+last event misses none and gets none twice, at any server.
 """
 
 from collections.abc import AsyncGenerator, Sequence

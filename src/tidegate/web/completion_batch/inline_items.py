@@ -1,9 +1,11 @@
-"""Writes the items of a create as lines of an input file: `{"items": [{"resourceId": …, "request": {…}}, …]}`.
+"""The items of a create as lines of an input file.
 
-The resource determines `model`, `stream` and `vmx`: these are replaced or removed, and the rest of a request keeps the
-caller's bytes. A line's custom_id has the item's number and the place of its request in the input file, so that a
-result leads to its request. A fault in an item's frame refuses the whole body. A fault inside `request` is found by
-ingest and fails only that item.
+The body is `{"items": [{"resourceId": …, "request": {…}}, …]}`.
+
+The resource determines `model`, `stream` and `vmx`: these are replaced or removed, and the rest of
+a request keeps the caller's bytes. A line's custom_id has the item's number and the place of its
+request in the input file, so that a result leads to its request. A fault in an item's frame refuses
+the whole body. A fault inside `request` is found by ingest and fails only that item.
 """
 
 import re
@@ -86,8 +88,11 @@ def read_name(text: str | None) -> ItemName | None:
 
 
 class InlineItems:
-    """Parses the body of a create and yields the lines of its whole items. `admit` refuses resources that are unknown
-    or not allowed to the caller; `endpoints` are those that an item may name."""
+    """The parser of the body of a create, which yields the lines of its whole items.
+
+    `admit` refuses resources that are unknown or not allowed to the caller; `endpoints` are those
+    that an item may name.
+    """
 
     def __init__(
         self, admit: Callable[[str, str], None], endpoints: tuple[str, ...], count_max: int, item_bytes_max: int

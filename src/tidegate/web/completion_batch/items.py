@@ -1,7 +1,9 @@
-"""Builds the items of a job: the request from the input file, the answer from a result file, the rest from the store.
+"""The items of a job.
 
-A result line names its item, and the name leads to the request (`inline_items`). An item without a result is found in
-the work file. At most a window of items is in memory.
+The request comes from the input file, the answer from a result file, the rest from the store.
+
+A result line names its item, and the name leads to the request (`inline_items`). An item without a
+result is found in the work file. At most a window of items is in memory.
 """
 
 from array import array
@@ -90,7 +92,7 @@ class OpenItems(msgspec.Struct, frozen=True):
 
 
 class ItemReader:
-    """Reads items of jobs that this door made."""
+    """The reader of items of jobs that this door made."""
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store

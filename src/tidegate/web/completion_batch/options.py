@@ -1,4 +1,4 @@
-"""Checks what a create asks for beside its items: the type, the capacity of the batch, and its callback."""
+"""The check of a create's options: the type, the capacity of the batch, and its callback."""
 
 import re
 from typing import Annotated, Any, Literal, TypeVar

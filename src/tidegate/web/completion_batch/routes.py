@@ -269,7 +269,7 @@ class CompletionBatchRoutes:
 
 
 class ResourceAdmission:
-    """Refuses resources that a caller may not name."""
+    """The refusal of resources that a caller may not name."""
 
     def __init__(self, caller: Caller, context: WebContext) -> None:
         self._caller = caller

@@ -1,4 +1,4 @@
-"""Keeps open pages up to date: server-sent events bring the part of a page that changed.
+"""Live pages: server-sent events bring the part of an open page that changed.
 
 A stream looks as often as its page asks and sends only changes. Each look checks the session again, so a stream ends
 with its session, its key or this process; a browser then connects again by itself. The same address serves the whole

@@ -1,5 +1,7 @@
-"""Writes streams in the shape of a door's client: unchanged or translated. `Translation` handles requests, whole
-answers and errors."""
+"""The shapes of a door's client for streams: unchanged or translated.
+
+`Translation` handles requests, whole answers and errors.
+"""
 
 from typing import Protocol
 
@@ -12,7 +14,7 @@ RESPONSES = "/v1/responses"
 
 
 class Translator(Protocol):
-    """Translates a stream into the other shape."""
+    """The translator of a stream into the other shape."""
 
     ended: bool
 

@@ -1,7 +1,10 @@
-"""Runs hooks and guardrails on interactive calls: their verdict is another body, or a refusal for the caller.
+"""Hooks and guardrails on interactive calls.
 
-Requests and whole answers are always judged. A stream is passed on as it comes, so a call that asks for one is refused
-if its answer must be judged, unless the rule lets streams pass or holds them back until they are whole and judged.
+Their verdict is another body, or a refusal for the caller.
+
+Requests and whole answers are always judged. A stream is passed on as it comes, so a call that asks
+for one is refused if its answer must be judged, unless the rule lets streams pass or holds them
+back until they are whole and judged.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Reads and checks an interactive call's body; the body itself stays the caller's bytes."""
+"""The check of an interactive call's body, which keeps the caller's bytes."""
 
 import asyncio
 import json

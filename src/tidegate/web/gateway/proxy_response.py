@@ -1,11 +1,13 @@
-"""Passes an interactive answer to its client: unchanged, as fast as the client reads, and only while the client is connected.
+"""The response that passes an interactive answer to its client.
+
+It passes it unchanged, as fast as the client reads, and only while the client is connected.
 
 In events, characters that some clients take for a line end are escaped.
 
-When a client disconnects, its upstream call ends within a moment. An error before the first byte becomes an error
-response; after it, an event of the client's protocol reports that the stream breaks off. `judged` changes or refuses a
-whole answer. `held`, if set, keeps a stream back until it is whole and judged. This module does not choose deployments
-and does not count usage.
+When a client disconnects, its upstream call ends within a moment. An error before the first byte
+becomes an error response; after it, an event of the client's protocol reports that the stream
+breaks off. `judged` changes or refuses a whole answer. `held`, if set, keeps a stream back until it
+is whole and judged. This module does not choose deployments and does not count usage.
 """
 
 import asyncio
@@ -45,7 +47,10 @@ class StreamCut(Exception):
 
 
 class ProxyResponse(Response):
-    """Opens the call only when it is answered, so that one task and one watch for a disconnect cover all of it."""
+    """The response to an interactive call.
+
+    It opens the call itself, so one task and one watch for a disconnect cover all of it.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Tells clients why a call failed: with the engine's own words if it refused, else with ours, and never with an address."""
+"""The refusals that clients get when a call fails.
+
+They have the engine's own words if it refused, else ours, and never an address.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Finds the address that a request comes from, also behind proxies that the operator named.
+"""The address that a request comes from, also behind proxies that the operator named.
 
 `X-Forwarded-For` can be written by anyone. It counts only when the peer is one of `server.trusted_proxies`, and is read
 from the right: the first address that is not a trusted proxy is the caller, whatever a caller wrote further left.

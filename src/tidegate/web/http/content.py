@@ -1,4 +1,7 @@
-"""Sends the bytes of a file: extents page by page, one range or all, never a whole file in memory."""
+"""The bytes of a file as a response, one range or all.
+
+Extents are read page by page, so that no whole file is in memory.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -20,7 +23,7 @@ _SANDBOX = "sandbox; default-src 'none'"
 
 
 class FileContents:
-    """Answers requests for the bytes of files."""
+    """The answers to requests for the bytes of files."""
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store
@@ -68,7 +71,10 @@ def _asked(request: Request, headers: dict[str, str], size_bytes: int) -> tuple[
 
 
 class Download(Response):
-    """Sends a stream of bytes no faster than the client takes them, and closes the stream as soon as the response ends."""
+    """A response that sends a stream of bytes no faster than the client takes them.
+
+    It closes the stream as soon as it ends.
+    """
 
     def __init__(
         self, first: bytes, rest: AsyncGenerator[bytes, None], status: int, headers: dict[str, str], media_type: str

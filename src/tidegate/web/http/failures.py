@@ -1,4 +1,4 @@
-"""Counts failed attempts by name over a window, in a table of bounded size."""
+"""Counts of failed attempts by name over a window, in a table of bounded size."""
 
 from collections import OrderedDict
 

@@ -1,5 +1,7 @@
-"""Reads the parameters of a header, and the file name among them. A name is data: it never becomes a path or a header
-unchanged."""
+"""The parameters of a header, and the file name among them.
+
+A name is data: it never becomes a path or a header unchanged.
+"""
 
 import unicodedata
 from urllib.parse import quote, unquote_to_bytes

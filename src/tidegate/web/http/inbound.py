@@ -1,13 +1,17 @@
-"""Watches the connections that clients have open to one port of this process, and closes those that hold it up.
+"""The watch over the connections of clients to one port of this process.
 
-The HTTP server bounds how many there are and how long a request's head may take. It has no option for the rest and does not say which
-connections it holds. So this module finds them among the descriptors of the process and asks the kernel about each of them:
+It closes those that hold the process up.
+
+The HTTP server bounds how many there are and how long a request's head may take. It has no option
+for the rest and does not say which connections it holds. So this module finds them among the
+descriptors of the process and asks the kernel about each of them:
 
 - An answer that its client does not take, or takes too slowly, is cut off.
 - When there are almost as many as allowed, idle connections are closed, the longest idle first.
 - When the process stops, what is still open after the grace is closed.
 
-It reads no request and knows no tenant. It needs Linux; elsewhere only the server's own limits hold.
+It reads no request and knows no tenant. It needs Linux; elsewhere only the server's own limits
+hold.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Recognizes the addresses and names of this very machine, and the callers that may be served without a key."""
+"""The addresses and names of this machine, and the callers that may be served without a key."""
 
 import ipaddress
 from functools import lru_cache

@@ -1,8 +1,10 @@
-"""Parses the multipart body of an upload piece by piece: passes the file's bytes on unchanged and collects the fields.
+"""The parser of an upload's multipart body.
 
-The body must have exactly one file and may have known fields, in any order, each at most once and of bounded size.
-Unknown parts are ignored, because clients send fields of their own. This module neither reads from the network nor
-writes anywhere.
+Piece by piece, it passes the file's bytes on unchanged and collects the fields.
+
+The body must have exactly one file and may have known fields, in any order, each at most once and
+of bounded size. Unknown parts are ignored, because clients send fields of their own. This module
+neither reads from the network nor writes anywhere.
 """
 
 from python_multipart.exceptions import FormParserError
@@ -22,7 +24,7 @@ _PLAIN_ENCODINGS = (b"7bit", b"8bit", b"binary", b"")
 
 
 class FileBegins:
-    """Marks that the file's first byte comes next."""
+    """The mark that the file's first byte comes next."""
 
 
 FILE_BEGINS = FileBegins()

@@ -1,5 +1,7 @@
-"""Renders pages for people: templates that escape everything, and headers that allow no foreign scripts and no outside
-requests."""
+"""Pages for people.
+
+Templates escape everything, and headers allow no foreign scripts and no outside requests.
+"""
 
 import json
 import re

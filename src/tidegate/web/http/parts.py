@@ -1,5 +1,7 @@
-"""Passes an answer to the HTTP server in small parts, because the server buffers a few of them for a client that does
-not read."""
+"""An answer in small parts for the HTTP server.
+
+The server buffers a few parts for a client that does not read.
+"""
 
 from starlette.types import Message, Send
 

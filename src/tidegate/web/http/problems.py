@@ -1,7 +1,9 @@
-"""Writes every refusal and failure in the shape of a door: one type by status, and never a detail that is not the caller's.
+"""All refusals and failures in the shape of a door.
 
-The map from errors to responses is here, once. An error that is not in it is our fault, and its response has only the
-request's id.
+Each status has one type, and no detail is shown that is not the caller's.
+
+The map from errors to responses is here, once. An error that is not in it is our fault, and its
+response has only the request's id.
 """
 
 import errno

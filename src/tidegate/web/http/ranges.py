@@ -1,4 +1,4 @@
-"""Parses byte ranges (RFC 9110, section 14). It knows only the size of the file."""
+"""The parser of byte ranges (RFC 9110, section 14). It knows only the size of the file."""
 
 import re
 

@@ -1,8 +1,9 @@
-"""Writes what a caller's limits have left as headers: `RateLimit` and `RateLimit-Policy` of the IETF's draft 11, and
-OpenAI's `x-ratelimit-*`.
+"""Headers with the rest of a caller's limits.
 
-Of several limits of a kind the one with the least left is shown. An interactive call shows the figures of the last time
-its limits were asked; other requests show those of the store.
+They are `RateLimit` and `RateLimit-Policy` of the IETF's draft 11, and OpenAI's `x-ratelimit-*`.
+
+Of several limits of a kind the one with the least left is shown. An interactive call shows the
+figures of the last time its limits were asked; other requests show those of the store.
 """
 
 from collections.abc import Iterable

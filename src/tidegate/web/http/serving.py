@@ -1,4 +1,8 @@
-"""Serves HTTP: granian runs inside this process's event loop, so that the API and the worker share one loop and stop together."""
+"""The HTTP server.
+
+Granian runs inside this process's event loop, so that the API and the worker share one loop and
+stop together.
+"""
 
 import asyncio
 import errno

@@ -1,4 +1,7 @@
-"""Bounds the requests of one kind that a tenant may have open in this process: uploads, dry runs, event streams, lookups."""
+"""A bound on the requests of one kind that a tenant may have open in this process.
+
+The kinds are uploads, dry runs, event streams and lookups.
+"""
 
 import asyncio
 from collections import Counter

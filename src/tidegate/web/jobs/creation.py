@@ -1,5 +1,7 @@
-"""Creates jobs for every door: with the forecast's warnings, the quotas that bind the caller, and the notice that
-starts ingest."""
+"""The creation of jobs for every door.
+
+It includes the forecast's warnings, the quotas of the caller, and the notice that starts ingest.
+"""
 
 import asyncio
 

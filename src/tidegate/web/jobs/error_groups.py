@@ -1,5 +1,7 @@
-"""Groups the errors of a batch by kind. A whole message may quote a request, so only the page of that request shows it,
-which needs a scope."""
+"""The errors of a batch by kind.
+
+A whole message may quote a request, so only the page of that request shows it, which needs a scope.
+"""
 
 import asyncio
 from collections import Counter, OrderedDict
@@ -68,7 +70,10 @@ class ErrorGroups(msgspec.Struct):
 
 
 class ErrorReader:
-    """Reads error files for pages that are refreshed often. A file that has not grown is not read again."""
+    """The reader of error files for pages that are refreshed often.
+
+    A file that has not grown is not read again.
+    """
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store

@@ -1,4 +1,7 @@
-"""Streams server-sent events about one job, for every door: waits for news, passes them on, and reports why the stream ends."""
+"""A stream of server-sent events about one job, for every door.
+
+It waits for news, passes them on, and reports why it ends.
+"""
 
 import asyncio
 from abc import ABC, abstractmethod

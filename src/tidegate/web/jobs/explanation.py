@@ -1,6 +1,9 @@
-"""Explains why a job runs or waits, from the store, the settings and the reports of workers, for commands and doors alike.
+"""The explanation why a job runs or waits, for commands and doors alike.
 
-The prediction of what a worker with room would do uses a worker's own view of the store and its rules.
+It uses the store, the settings and the reports of workers.
+
+The prediction of what a worker with room would do uses a worker's own view of the store and its
+rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,8 +57,11 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Explainer:
-    """Explains jobs. `elsewhere` has the deployments and resources that a server has by settings that this process was
-    not given."""
+    """The maker of explanations.
+
+    `elsewhere` has the deployments and resources that a server has by settings that this process
+    was not given.
+    """
 
     def __init__(
         self,

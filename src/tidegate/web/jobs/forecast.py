@@ -1,6 +1,9 @@
-"""Forecasts when a batch will be done, and whether a new one can be done in time, from measured rates and a sample of its input.
+"""The forecast when a batch will be done, and whether a new one can be done in time.
 
-A failing forecast never keeps a batch from being accepted: without measurements or storage there is no forecast.
+It uses measured rates and a sample of the input.
+
+A failing forecast never keeps a batch from being accepted: without measurements or storage there is
+no forecast.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,9 @@
-"""Cuts the body of a create into its requests as it arrives: `{"requests": [{…}, …], …}`.
+"""The parser that cuts the body of a create into its requests as it arrives.
 
-At most one element of the list and one piece of the body are held at a time, beside the few other fields that a door
-allows. The door decides what an element means.
+The body is `{"requests": [{…}, …], …}`.
+
+At most one element of the list and one piece of the body are held at a time, beside the few other
+fields that a door allows. The door decides what an element means.
 """
 
 import re
@@ -53,8 +55,12 @@ _FOLLOWING = {
 
 
 class InlineList:
-    """Parses the body and yields its whole elements, as the bytes that were sent. `name` is the name of the list, and
-    `others` are the other fields that the body may have. `count` is the number of elements before the one at hand."""
+    """The parser of one body.
+
+    It yields whole elements as the bytes that were sent. `name` is the name of the list, and
+    `others` are the other fields that the body may have. `count` is the number of elements before
+    the one at hand.
+    """
 
     def __init__(self, name: str, element_bytes_max: int, others: Sequence[str] = ()) -> None:
         self.name = name

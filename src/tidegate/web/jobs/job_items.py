@@ -1,4 +1,4 @@
-"""Reads items from a job's files: pages of result lines, and one item with its request and its response.
+"""Items from a job's files: pages of result lines, and one item with its request and its response.
 
 A page is a stretch of a result file, and an item's id leads to the place of its line, so a page costs the same wherever
 it begins. At most a line and a piece of a file are in memory.
@@ -92,7 +92,7 @@ _decode_id = msgspec.json.Decoder(_StoredId).decode
 
 
 class JobItems:
-    """Reads items of a tenant's jobs."""
+    """The reader of items of a tenant's jobs."""
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store

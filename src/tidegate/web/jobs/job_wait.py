@@ -1,4 +1,4 @@
-"""Delays an answer about a job until the job changed, for a bounded time: `Prefer: wait=N` (RFC 7240)."""
+"""The bounded wait of an answer until its job has changed: `Prefer: wait=N` (RFC 7240)."""
 
 import asyncio
 import re

@@ -1,4 +1,6 @@
-"""Watches the jobs that requests wait for: one statement for all of them, twice a second, and earlier at a notice about any job.
+"""The watch over jobs that requests wait for.
+
+One statement reads all of them twice a second, and earlier at a notice about any job.
 
 A lost notice costs half a second. While the store does not answer, the requests go on waiting.
 """

@@ -1,4 +1,4 @@
-"""Reads what each limit of a caller has left now, without taking anything and without waiting."""
+"""The present rest of each limit of a caller, read without taking anything and without a wait."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Reads lines of result files for doors, also lines with damaged bytes.
+"""Lines of result files for doors, also lines with damaged bytes.
 
 A damaged line is an item with an error, never the end of a list: the store knows the place of each item, so a line
 without its name or its end is still shown. Damage is logged once for each reader.
@@ -44,7 +44,7 @@ class PlacedLine(msgspec.Struct, frozen=True):
 
 
 class StoredLines:
-    """Reads the lines of one result file of a job."""
+    """The reader of one result file of a job."""
 
     def __init__(self, store: Store, job: Job, name: str) -> None:
         """`name` is `output` or `errors`."""

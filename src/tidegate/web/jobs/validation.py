@@ -1,6 +1,9 @@
-"""Checks a batch before it is created (`validate_only`): returns all that is known of it. Nothing is sent or kept.
+"""The check of a batch before it is created (`validate_only`).
 
-The input goes through the pass of ingest, in a scratch directory. Forecasts use what was measured lately.
+It returns all that is known of the batch. Nothing is sent or kept.
+
+The input goes through the pass of ingest, in a scratch directory. Forecasts use what was measured
+lately.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
-"""Writes the requests of a create as lines of an input file: `{"requests": [{"custom_id": …, "params": {…}}, …]}`.
+"""The requests of a create as lines of an input file.
 
-A fault in the list or in a request's frame refuses the whole body. A fault inside `params` is found by ingest and fails
-only that request.
+The body is `{"requests": [{"custom_id": …, "params": {…}}, …]}`.
+
+A fault in the list or in a request's frame refuses the whole body. A fault inside `params` is found
+by ingest and fails only that request.
 """
 
 import re
@@ -28,7 +30,7 @@ _decode = msgspec.json.Decoder(InlineRequest).decode
 
 
 class InlineRequests:
-    """Parses the body of a create and yields the lines of its whole requests."""
+    """The parser of the body of a create, which yields the lines of its whole requests."""
 
     def __init__(self, endpoint: str, count_max: int, request_bytes_max: int) -> None:
         self._url = endpoint.encode()

@@ -1,4 +1,4 @@
-"""Writes the results of a message batch: the lines of the result files in Anthropic's shape, piece by piece.
+"""The results of a message batch: lines of the result files in Anthropic's shape.
 
 A job that ended before ingest has no result files: its results are derived from its input.
 """

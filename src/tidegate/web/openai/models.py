@@ -1,11 +1,13 @@
-"""Lists the models that callers may name, in OpenAI's or Anthropic's shape: those that the operator named, and those
-that deployments list.
+"""The list of the models that callers may name, in OpenAI's or Anthropic's shape.
 
-A name that the operator gave is always listed, because a server that does not list it now may do so again. The list
-adds what deployments report of it: its age, owner and context length. A deployment without names adds those that it
-lists, and is asked for a name that it does not list. Deployments are asked through the control client, side by side,
-seldom, and are never waited for long: one that was silent is not waited for until it has answered again. A key sees
-only the models that it may use.
+It has those that the operator named, and those that deployments list.
+
+A name that the operator gave is always listed, because a server that does not list it now may do so
+again. The list adds what deployments report of it: its age, owner and context length. A deployment
+without names adds those that it lists, and is asked for a name that it does not list. Deployments
+are asked through the control client, side by side, seldom, and are never waited for long: one that
+was silent is not waited for until it has answered again. A key sees only the models that it may
+use.
 """
 
 import asyncio

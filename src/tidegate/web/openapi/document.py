@@ -1,4 +1,4 @@
-"""Makes the OpenAPI document from the routes and the structs that check their bodies."""
+"""The OpenAPI document, made from the routes and the structs that check their bodies."""
 
 import re
 from collections.abc import Sequence

@@ -16,7 +16,11 @@ from tidegate.web.openapi.document import openapi
 
 
 class DocumentPages:
-    """Serves the pages. The document is made when it is first needed, because it would take a quarter of a server's start."""
+    """The routes of the pages.
+
+    The document is made when it is first needed, because it would take a quarter of a server's
+    start.
+    """
 
     def __init__(self, entries: Sequence[Guarded]) -> None:
         self._entries = entries

@@ -1,1 +1,1 @@
-"""Checks what callers ask for: query parameters, headers and bodies become values that can be trusted."""
+"""Checks of requests: query parameters, headers and bodies become values that can be trusted."""

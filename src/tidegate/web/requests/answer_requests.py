@@ -1,4 +1,4 @@
-"""Checks what callers ask of a job's answers: a schema of bounded cost, and the number of tries."""
+"""The check of a job's terms for answers: a schema of bounded cost, and the number of tries."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Checks the controls of a job, at its create and while it runs: priority, `not_before` and thresholds."""
+"""The check of a job's controls, at its create and later: priority, `not_before`, thresholds."""
 
 from typing import Annotated, Any, Literal
 

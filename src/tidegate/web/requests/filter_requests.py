@@ -1,4 +1,4 @@
-"""Checks the filters of the list of batches: query parameters become a filter for the store."""
+"""The check of a list's filters: query parameters become a filter for the store."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Passes the bytes of a multipart upload from the socket to a blob."""
+"""The way of a multipart upload's bytes from the socket to a blob."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager

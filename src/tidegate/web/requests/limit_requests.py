@@ -1,4 +1,4 @@
-"""Checks limits that a caller sets on its own batch, or an operator on a key.
+"""The check of limits that a caller sets on its own batch, or an operator on a key.
 
 A batch's limits can only tighten those that bind it anyway."""
 

@@ -1,5 +1,8 @@
-"""Checks what callers ask for: query parameters, headers and bodies become values that can be trusted, or a 400 that
-names the fault."""
+"""The check of requests.
+
+Query parameters, headers and bodies become values that can be trusted, or a 400 that names the
+fault.
+"""
 
 import difflib
 import re

@@ -1,4 +1,4 @@
-"""Checks the body of a retry of a batch."""
+"""The check of the body of a retry."""
 
 from typing import Annotated, Literal
 

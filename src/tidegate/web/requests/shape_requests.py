@@ -1,5 +1,4 @@
-"""Checks what callers ask of all lines and files of a batch at once: its input and result files, parameters of its
-requests, retries."""
+"""The check of a batch's shape: its input and result files, parameters of its requests, retries."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""Checks what callers ask of webhooks: allowed URLs, and known event types."""
+"""The check of webhooks: allowed URLs, and known event types."""
 
 from typing import Annotated
 

@@ -1,5 +1,7 @@
-"""Writes the lines of a job's result files as events about items, with each item's outcome and the place of its line,
-without the answer."""
+"""The lines of a job's result files as events about items.
+
+An event has the item's outcome and the place of its line, without the answer.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
