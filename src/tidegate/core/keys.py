@@ -38,7 +38,7 @@ PUBLIC_ID = re.compile(rf"[0-9A-Za-z]{{{PUBLIC_LENGTH}}}", re.ASCII)
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """A key when it is made: the only time that anyone sees its text."""
+    """A new key. Its text is shown only when it is made."""
 
     public_id: str
     text: Secret

@@ -668,8 +668,11 @@ class Rewrite(msgspec.Struct, frozen=True):
 
 
 class ModelPace(msgspec.Struct, frozen=True):
-    """How a model went lately: work units a second (None while nothing was answered), the tokens that a unit really cost, and what
-    shares it now. It changes slowly, so it is read less often than decisions are made."""
+    """The recent pace of a model, and the flows that share it now.
+
+    `rate` is in work units a second; None while nothing was answered. `ratio` is the tokens that a
+    unit really cost. The pace changes slowly, so it is read less often than decisions are made.
+    """
 
     rate: float | None = None
     ratio: float = 1.0

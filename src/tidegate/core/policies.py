@@ -24,11 +24,14 @@ class TenantTerms(Protocol):
 
     @property
     def number(self) -> int:
-        """A number that differs after every change."""
+        """Return a number that differs after each change."""
 
     @property
     def bind_calls(self) -> bool:
-        """Whether any tenant has a budget or a bound on calls at once; if none has, tenants' terms are not asked for."""
+        """Return whether any tenant has a budget, or a bound on calls at once.
+
+        If none has, tenants' terms are not asked for.
+        """
 
 
 class FixedTerms(msgspec.Struct, frozen=True):

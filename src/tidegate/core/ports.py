@@ -53,11 +53,11 @@ class ResultLog(Protocol):
 
     @property
     def seal_after_ms(self) -> int:
-        """How long lines may wait before `seal` is worth its cost on this backend."""
+        """Return how long lines may wait before `seal` is worth its cost on this backend."""
 
     @property
     def seal_after_bytes(self) -> int:
-        """How many bytes may wait before `seal` is worth its cost on this backend."""
+        """Return how many bytes may wait before `seal` is worth its cost on this backend."""
 
     async def append(self, data: bytes) -> None:
         """Add whole lines; they are durable on this host when it returns (kill -9 and power cut)."""

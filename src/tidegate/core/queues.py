@@ -38,7 +38,7 @@ class Withdrawal(StrEnum):
 
 
 class QueueKind(StrEnum):
-    """What the queue knows of a request that we wait for."""
+    """The kinds of news of a request that we wait for."""
 
     ANSWERED = "answered"
     TOO_LARGE = "too_large"

@@ -1,1 +1,1 @@
-"""Budgets: what is counted against a limit, and how grants are dealt and settled."""
+"""Budgets: the counts against limits, and the dealing and settling of grants."""

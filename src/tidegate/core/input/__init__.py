@@ -1,1 +1,1 @@
-"""Inputs: what a line must be, one pass over the lines, their order, and the slices."""
+"""Inputs: the rules for a line, one pass over the lines, their order, and the slices."""

@@ -36,7 +36,7 @@ def forecasts(snapshot: Snapshot, choice: Choice, policy: Policy, job_id: str) -
 
 
 def forecast_not_ready(outlook: ModelOutlook, policy: Policy) -> FlowForecast:
-    """Return the forecast for a model that no snapshot shows, because all that is left of the job is out or put off."""
+    """Return the forecast for a model that no snapshot shows: the job's rest is leased or rests."""
     share = ranking.share_of(outlook.weight, outlook.weights)
     return FlowForecast(outlook.model, policy.mode, None, None, share, max(1, outlook.flow_count), None, False)
 

@@ -13,7 +13,7 @@ class Backlog(NamedTuple):
 
 
 class Minute(msgspec.Struct, frozen=True):
-    """What all workers together got answered of one model in one minute of the clock.
+    """The answers of one model to all workers in one minute of the clock.
 
     `units` are estimated, `tokens` are charged, `input_tokens` are those of the prompts. `busy_ms` is for
     how long any call was in flight, `call_ms` how long all calls took together; both are 0 where they were

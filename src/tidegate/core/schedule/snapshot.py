@@ -63,7 +63,7 @@ class FlowView(msgspec.Struct, frozen=True, gc=False):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a worker last took of a model: when and by which rule, and when of each queue.
+    """The last turn of a worker at a model: its time and its rule, and the times by queue.
 
     `large_owners` are the flows whose last slice went to a large job that was due. A turn only decides the order, so it
     may be forgotten.
@@ -79,7 +79,7 @@ NO_PACE = ModelPace()
 
 
 class ModelRoom(msgspec.Struct, frozen=True):
-    """What a worker knows of a model before it takes a snapshot.
+    """The facts of a worker about a model before it takes a snapshot.
 
     `items` is how many more it could take, `closed` why none, `turn` what it took last.
     """

@@ -93,11 +93,11 @@ class Tide:
 
     @property
     def answers_missing(self) -> int:
-        """Where nothing but our own calls counts, it says the same as long as fewer new answers came than so many."""
+        """Return how many more answers may change the decision, where only our own calls count."""
         return self._learner.answers_missing
 
     def begin_at(self, calls: int) -> None:
-        """Begin with as many calls as were learned before a restart, where no operator gave the number."""
+        """Begin with the calls that were learned before a restart, if no number is configured."""
         if not self.policy.is_known:
             self._learner.begin_at(calls)
 

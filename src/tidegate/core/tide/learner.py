@@ -158,7 +158,10 @@ class Learner:
 
     @property
     def answers_missing(self) -> int:
-        """How many more answers its round needs: with fewer, `calls` stays as it is. Where refusals lower it, each answer counts."""
+        """Return how many more answers the round needs before `calls` can change.
+
+        While refusals lower `calls`, each answer counts.
+        """
         current, limit = self._round, self._limit if self._trial is None else self._trial
         if current is None or self.calls < round(limit):
             return 1

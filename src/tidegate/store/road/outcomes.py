@@ -340,7 +340,7 @@ def _runs(added: list[tuple[Finished, int]]) -> Iterator[tuple[int, int]]:
         yield start, size_bytes
 
 
-# ---- what a flush costs whom
+# ---- the charges of a flush
 
 
 def real_cost(usage: Usage) -> int:

@@ -52,9 +52,12 @@ class OperationWish(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MatchedShown(msgspec.Struct, frozen=True):
-    """What an operation would change. `items` are requests that have not run, or for a retry those that failed;
-    `tokens` and `cost` are what they are expected to need; `due_within_hour` counts the batches that must end within an
-    hour."""
+    """The impact of an operation.
+
+    `items` are requests that have not run, or for a retry those that failed. `tokens` and `cost`
+    are what they are expected to need. `due_within_hour` counts the batches that must end within an
+    hour.
+    """
 
     jobs: int
     items: int

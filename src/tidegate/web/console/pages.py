@@ -57,7 +57,7 @@ _SORTS = {
 
 class ConsolePages:
     def __init__(self, context: WebContext, authenticator: Authenticator, gateway: GatewayRoutes) -> None:
-        """`gateway` makes the calls of the playground."""
+        """Create the pages. `gateway` makes the calls of the playground."""
         self._gateway = gateway
         self._context = context
         self._store = context.store

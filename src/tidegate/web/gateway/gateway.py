@@ -48,7 +48,7 @@ TENANTS_MAX = 4_096
 
 class GatewayRoutes:
     def __init__(self, context: WebContext, background: BackgroundRoutes) -> None:
-        """`background` accepts the responses that run in the background."""
+        """Create the routes. `background` accepts the responses that run in the background."""
         self._context = context
         self._background = background
         self._limits = context.settings.limits

@@ -1,1 +1,1 @@
-"""What every front door needs: the outer checks, keys, request bodies, responses and refusals."""
+"""The common parts of all doors: outer checks, keys, request bodies, responses and refusals."""

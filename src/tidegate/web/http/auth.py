@@ -1,4 +1,4 @@
-"""The identity of a caller: the holder of a key, this machine's operator, or anyone on this machine.
+"""The identity of a caller: the holder of a key, this machine's operator, or a local program.
 
 A command on this machine shows the token that a server left in its data directory. Who can read that file owns the data
 anyway, so the token is good for any tenant, but only from this machine. A refusal never says why. A row of a key is

@@ -63,7 +63,10 @@ class RequestDoor:
         shapes: problems.ErrorShapes,
         names: DoorNames,
     ) -> None:
-        """`shapes` write the refusals of each door, and `names` are the doors' names in metrics."""
+        """Create the layer.
+
+        `shapes` write the refusals of each door, and `names` are the doors' names in metrics.
+        """
         self._app = app
         self._names = names
         self._shapes = shapes

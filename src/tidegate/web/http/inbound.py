@@ -108,7 +108,11 @@ class InboundConnection(msgspec.Struct):
 
 class InboundConnections:
     def __init__(self, port: int, count_max: int, timeout_s: float, busy: Collection[Peer]) -> None:
-        """`timeout_s` is how long a client may take nothing of an answer. `busy` has the clients with a request under way."""
+        """Create the watch.
+
+        `timeout_s` is how long a client may take nothing of an answer. `busy` has the clients with a
+        request under way.
+        """
         self._port = port
         self._count_max = count_max
         self._timeout_s = timeout_s

@@ -22,7 +22,7 @@ WAITING_MAX = 200
 
 class TenantSlots:
     def __init__(self, count_max: int, code: str, message: str, retry_after_s: int, wait_s: float = 0.0) -> None:
-        """A request without a slot waits at most `wait_s`, and is then refused with this 429."""
+        """Create the slots. A request without a slot waits at most `wait_s`, then gets this 429."""
         self._count_max = count_max
         self._code = code
         self._message = message

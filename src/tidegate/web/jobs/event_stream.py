@@ -69,7 +69,7 @@ class EventStream(Response):
     def __init__(
         self, watch: JobWatch, slot: AbstractAsyncContextManager[object], job: Job, source: EventSource
     ) -> None:
-        """`slot` is held while the stream is open."""
+        """Create the response. `slot` is held while the stream is open."""
         super().__init__(None, 200, HEADERS, MEDIA_TYPE)
         del self.headers["content-length"]
         self._watch = watch

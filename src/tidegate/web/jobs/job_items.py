@@ -35,7 +35,7 @@ _NULL = Raw(b"null")
 
 
 class ItemShown(msgspec.Struct):
-    """What became of one request of a batch."""
+    """The outcome of one request of a batch."""
 
     id: str
     object: str

@@ -47,7 +47,7 @@ class StoredLines:
     """The reader of one result file of a job."""
 
     def __init__(self, store: Store, job: Job, name: str) -> None:
-        """`name` is `output` or `errors`."""
+        """Create a reader. `name` is `output` or `errors`."""
         self._store = store
         self._job = job
         self._name = name

@@ -7,7 +7,7 @@ from tidegate.core.states import JOB_ENDED
 
 
 class ResultProgress(msgspec.Struct, frozen=True):
-    """What a job has written to one of its result files; both figures are of the same moment."""
+    """The progress of one result file of a job. Both figures are of the same moment."""
 
     job_id: str
     is_output: bool

@@ -59,7 +59,10 @@ class EndpointTest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EndpointExtras(msgspec.Struct):
-    """Whether events are sent there. If not, since when and why: `gone` after a 410, `failing` after days without a success."""
+    """The state of an endpoint: whether events are sent there, and if not, since when and why.
+
+    The reason is `gone` after a 410, and `failing` after days without a success.
+    """
 
     enabled: bool
     disabled_at: int | None
