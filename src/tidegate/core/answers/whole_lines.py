@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 
 async def whole_lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield each line without its end, the last one also where its end is missing."""
+    """Yield each line without its newline, also a last one that has none."""
     begun: list[bytes] = []
     async for piece in pieces:
         *ends, rest = piece.split(b"\n")

@@ -28,7 +28,9 @@ class StoredFlows(Table):
     async def rest_flow(self, tx: Tx, model: str, share_owner: str) -> bool:
         """Put a flow to sleep that has nothing to do now; False if it is active.
 
-        The row is held before the work is looked for: a transaction that brings some waits for that, and then wakes the flow again."""
+        The row is locked before the work is looked for. A transaction that brings work waits for
+        that lock, and then wakes the flow again.
+        """
         locked = await tx.one("flow_hold", model=model, share_owner=share_owner)
         if locked is None:
             return False

@@ -131,7 +131,7 @@ def _check_items(first: Job, retry: FollowUp) -> int:
 
 
 async def _locked_file(tx: Tx, caller: Caller, file_id: str | None, name: str) -> File:
-    """A file of the first job, which can be neither deleted nor rewritten before this is done."""
+    """Return a file of the first job, and lock it so that it is neither deleted nor rewritten."""
     rows = await tx.dicts("file_get", tenant_id=caller.tenant_id, id=file_id or "")
     if not rows or await tx.one("file_lock", id=file_id) is None:
         raise batch_not_retryable(f"Its {name} file is deleted or expired: upload what is to run as a new batch.")

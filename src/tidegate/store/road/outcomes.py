@@ -198,7 +198,7 @@ def _holds(held: dict[str, list[tuple[int, int]]], token: str, number: int) -> b
 
 
 class AddedLines(msgspec.Struct, frozen=True):
-    """What one log's part of a flush added to one file: the entries that were new, and their bytes."""
+    """The lines that a flush added from one log to a file: the new entries and their bytes."""
 
     entries: list[Finished]
     size_bytes: int
@@ -394,7 +394,7 @@ class FlowAccounting(msgspec.Struct):
                 sums[3] = max(sums[3], *took_ms)
                 sums[4] += sum(took_ms)
                 sums[5] += tokens[0]
-                # Products of long requests are more than a database's integer holds.
+                # Products of long requests exceed a database's integers.
                 sums[6] += float(sum(map(mul, units, units)))
                 sums[7] += float(sum(map(mul, units, took_ms)))
                 sums[8] += float(sum(map(mul, units, costs)))
@@ -402,7 +402,7 @@ class FlowAccounting(msgspec.Struct):
                 for one in tries * len(run):
                     self._use((job_id, one.model, one.deployment), 1, _tokens([one.usage]), [one.cost_nano])
             elif outcome is Outcome.ANSWERED or deployment:
-                # An answer that policy did not let through was paid for all the same.
+                # An answer that policy rejected was paid for all the same.
                 self._use((job_id, model, deployment), len(run), tokens, [one.cost_nano for one in run])
 
     def _use(

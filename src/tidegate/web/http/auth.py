@@ -1,17 +1,14 @@
 """The identity of a caller: the holder of a key, this machine's operator, or a local program.
 
-A command on this machine shows the token that a server left in its data directory. Who can read that file owns the data
-anyway, so the token is good for any tenant, but only from this machine. A refusal never says why. A row of a key is
-believed for two seconds at most, so a revoked or expired key stops working by then; open calls with that key are cut
-within a second more. This module decides who a caller is, which scopes it has and which routes these open. The store
-decides which things belong to the caller.
+A local program counts only while there is no key and no other machine can connect.
 
 A command on this machine shows the token that a server left in its data directory. Who can read
 that file owns the data anyway, so the token is good for any tenant, but only from this machine. A
 refusal never says why. A row of a key is believed for two seconds at most, so a revoked or expired
-key stops working by then; open calls with that key are cut within a second more. This module
-decides who a caller is and which scopes it has. The store decides which things belong to the
-caller.
+key stops working by then; open calls with that key are cut within a second more.
+
+This module decides who a caller is, which scopes it has and which routes these open. The store
+decides which things belong to the caller.
 
 A right key is never refused for the mistakes of others. After too many wrong keys from an address
 or under a key's name, keys that have not been used here before are looked up a few at a time, and

@@ -59,7 +59,7 @@ class ListenedApp(Protocol):
 
     @property
     def busy(self) -> Collection[Peer]:
-        """The clients that have a request under way. A connection has one at a time."""
+        """Return the clients that have a request under way. A connection has one at a time."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, /) -> None:
         """Answer one request."""

@@ -1,4 +1,4 @@
-"""What a guarded route declares: a method, a path, the scope that a key needs, and the function that answers."""
+"""Guarded routes: a method, a path, the scope that a key needs, and the function that answers."""
 
 from collections.abc import Awaitable, Callable
 
