@@ -1,35 +1,32 @@
-"""Every error of the engine, drawn once.
+"""All errors of the engine, as one tree.
 
-TidegateError
-├── StoreError
-│   ├── StoreUnavailable      the database cannot be reached, or it is unknown whether a commit happened: replay later
-│   │   └── StoreFull         its disk is full: nothing was written
-│   └── StoreRefused          the database is there but unsafe to use: wrong version, unsafe settings
-│       └── StoreTaken        another process writes to it that may be starting, or done in a moment
-├── LostRace                  a guarded move found its row moved on: someone else was first
-├── BlobError
-│   ├── BlobUnavailable       the bytes cannot be reached or written now: try again later
-│   ├── BlobMissing           there is no such blob
-│   └── BlobVoid              this writer failed once; what it wrote does not count
-├── LimitsUnavailable         the shared budgets cannot be asked: nothing new is sent
-├── IngestFailed              an input could not be read through or its work file written: nothing was begun, try again
-│   └── IngestCrashed         the pass itself ended badly or never ended: the same input may do that each time
-├── ApiProblem                a caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status)
-├── UpstreamError             sorted once, at the border of `upstream/`
-│   ├── Throttled             429: wait, nothing was billed
-│   │   └── Withheld          our own budgets are spent or cannot be asked: nothing was sent, no health is harmed
-│   ├── Unavailable           the call never started: refused, unresolved, TLS, 503 before work, no healthy deployment
-│   ├── Refused               4xx: this request will never work
-│   │   ├── Overspent         a budget in money has too little left for it: nothing was sent
-│   │   ├── Untranslatable    its body has no translation for the engine of its model: nothing was sent
-│   │   └── Unbounded         nothing says what it can cost, and a budget in money binds it: nothing was sent
-│   ├── Ambiguous             5xx, 408, broken or timed-out connection after sending: may have been billed
-│   ├── BrokenAnswer          2xx that is not an answer
-│   │   └── AnswerTooLong     longer than we take: about the request and our limit, never the deployment's health
-│   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item is not to blame
-│   ├── HandedBack            cut by us, for an interactive call or with the item that led its group: send it again later
-│   └── PoolExhausted         our own connection ceiling: no deployment's health is harmed
-└── SettingsError             a configuration that cannot be used, with what to do about it
+TidegateError ├── StoreError │   ├── StoreUnavailable      the database cannot be reached, or it is
+unknown whether a commit happened: replay later │   │   └── StoreFull         its disk is full:
+nothing was written │   └── StoreRefused          the database is there but unsafe to use: wrong
+version, unsafe settings │       └── StoreTaken        another process writes to it, and may soon be
+ready or done ├── LostRace                  a guarded move found its row changed: another process
+was first ├── BlobError │   ├── BlobUnavailable       the bytes cannot be reached or written now:
+try again later │   ├── BlobMissing           there is no such blob │   └── BlobVoid
+this writer failed once; what it wrote does not count ├── LimitsUnavailable         the shared
+budgets cannot be asked: nothing new is sent ├── IngestFailed              an input could not be
+read or its work file written: nothing has begun, try again │   └── IngestCrashed         the pass
+crashed or did not end: the same input may cause that each time ├── ApiProblem                a
+caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status) ├──
+UpstreamError             sorted once, at the border of `upstream/` │   ├── Throttled
+429: wait, nothing was billed │   │   └── Withheld          our own budgets are spent or cannot be
+asked: nothing was sent, no health is harmed │   ├── Unavailable           the call never started:
+refused, unresolved, TLS, 503 before work, no healthy deployment │   ├── Refused               4xx:
+this request will never work │   │   ├── Overspent         a budget in money has too little left for
+it: nothing was sent │   │   ├── Untranslatable    its body has no translation for the engine of its
+model: nothing was sent │   │   └── Unbounded         nothing says what it can cost, and a budget in
+money binds it: nothing was sent │   ├── Ambiguous             5xx, 408, broken or timed-out
+connection after sending: may have been billed │   ├── BrokenAnswer          2xx that is not an
+answer │   │   └── AnswerTooLong     longer than our limit: this says nothing about the deployment's
+health │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item
+is not to blame │   ├── HandedBack            cut by us, for an interactive call or with the first
+item of its group: send it again later │   └── PoolExhausted         our own connection ceiling: no
+deployment's health is harmed └── SettingsError             a configuration that cannot be used,
+with what to do about it
 """
 
 

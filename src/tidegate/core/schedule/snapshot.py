@@ -116,7 +116,7 @@ class Suspects(msgspec.Struct, frozen=True, gc=False):
     """The ready slices that lost the most owners: each lost `level` owners, and there are `count` of them.
 
     `out_level` is the most owners lost by a slice that another worker holds. `is_searching`: slices that lost owners
-    are out, or were freed a moment ago.
+    are leased, or have just been freed.
     """
 
     out_level: int = 0
