@@ -117,7 +117,7 @@ class Case:
 
     @property
     def set_by_others(self) -> frozenset[str]:
-        """Return the parameters that no line decides, in this job or the one whose answers it reuses."""
+        """Return the parameters that no line decides, here or in the job of reused answers."""
         earlier = self.earlier.parameters if self.earlier is not None else frozenset()
         return self.parameters | self.allowance.overridden | earlier
 

@@ -9,7 +9,7 @@ from tidegate.judge.lines import BOM, ResultLine, text_key
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """A request of an input: a key that equal bodies share, the endpoint that it names, and its temperature."""
+    """A request of an input: a key that equal bodies share, its endpoint, and its temperature."""
 
     key: str = ""
     url: str | None = None
@@ -18,7 +18,7 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class EarlierAnswers:
-    """The earlier job whose answers are reused: its parameters, and its requests and lines if still kept."""
+    """The earlier job whose answers are reused: its parameters, and its kept requests and lines."""
 
     parameters: frozenset[str]
     request_keys: dict[str | None, RequestKey] = field(default_factory=dict)

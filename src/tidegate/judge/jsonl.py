@@ -16,7 +16,7 @@ DIGITS_MAX = 400
 
 
 class NotJson(ValueError):
-    """The bytes are not one strict JSON value; the message gives the reason without quoting them."""
+    """The bytes are not one strict JSON value. The message has the reason but quotes no bytes."""
 
 
 class NamedTwice(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Rules that compare the records of items with the lines: counts, usage, outcomes, slices, attempts."""
+"""Rules that compare records of items with the lines: counts, usage, outcomes, slices, attempts."""
 
 import json
 from collections import Counter

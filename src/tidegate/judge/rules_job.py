@@ -75,7 +75,8 @@ def _check_closing(case: Case, found: Finding) -> None:
         found.need(closing == state, f"the job was closing as {closing} and ended as {state}")
     if state in ("finalizing", "cancelling"):
         found.need(closing is not None, f"the job is {state}, and nothing says as what it closes")
-    # A job may have been cancelled before an operator gave up publishing it, which closes it as failed.
+    # A job may have been cancelled before an operator gave up publishing it, which closes it as
+    # failed.
     found.need(
         case.abandoned or (job["cancelling_at"] is not None) == (closing == "cancelled"),
         f"closing is {closing}, cancelling_at is {job['cancelling_at']}",

@@ -33,7 +33,7 @@ CALLS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class ProcessorOptions:
-    """The Redis of the queues, the pools to serve, and the model server's address without a path."""
+    """The Redis of the queues, the pools to serve, and the model server's address (no path)."""
 
     redis_url: str
     pools: Sequence[str]

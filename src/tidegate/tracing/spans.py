@@ -295,7 +295,10 @@ class Spans:
 
     @contextmanager
     def storage(self, operation: str) -> Iterator[None]:
-        """Time an operation on a blob of the current job. A deletion has none, and its own trace."""
+        """Time an operation on a blob of the current job.
+
+        A deletion has none, and its own trace.
+        """
         job = JOB.get()
         parent = None if job is None else _job_context(job.id, job.traceparent)
         is_sampled = operation == "delete" if parent is None else parent.trace_flags.sampled

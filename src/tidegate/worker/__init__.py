@@ -1,1 +1,3 @@
-"""The worker: small services of one process (heartbeat, leasing, runners, record, ingest, ship, upkeep), and what it leased."""
+"""The worker: small services of one process (heartbeat, leasing, runners, record, ingest, ship,
+upkeep), and what it leased.
+"""

@@ -1,4 +1,4 @@
-"""The stop of a worker: hand back unsent items, finish calls in flight, commit their answers, and leave."""
+"""The stop of a worker: hand back unsent items, finish calls, commit their answers, and leave."""
 
 import asyncio
 
@@ -76,7 +76,8 @@ class HandBack:
 
     async def _leave(self) -> None:
         for left in await self._me.beat() or []:
-            # An internal error may have lost a slice before this worker added it to its leased work.
+            # An internal error may have lost a slice before this worker added it to its leased
+            # work.
             await self._leases.release(left)
         await self._recorder.close()
         await self._me.leave()

@@ -69,7 +69,10 @@ class Heartbeat:
                 pass
 
     async def _beat(self) -> int:
-        """Beat once; return the milliseconds until the next heartbeat, or until a grace ends before it."""
+        """Beat once.
+
+        Return the milliseconds until the next heartbeat, or until a grace ends before it.
+        """
         known, pending = self._leased_work.keys(), set(self._leases.pending)
         holdings = await self._me.beat()
         if self._me.has_left:

@@ -17,7 +17,10 @@ RESTART_S_MAX = 60.0
 
 class RunsItems(Protocol):
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set. Raise WorkerBroken after an internal error, once its leased work was handed back."""
+        """Work until `stop` is set.
+
+        Raise WorkerBroken after an internal error, once its leased work was handed back.
+        """
 
     def trouble(self) -> str | None:
         """Return why the worker takes no new work; None if it does."""

@@ -115,7 +115,7 @@ class LeasedSliceState(msgspec.Struct, eq=False):
 
 
 class _Stock:
-    """The items of one model that wait for a slot, with how many are in flight and how many went out lately."""
+    """The items of one model that wait for a slot, and counts of those in flight or sent lately."""
 
     __slots__ = ("_since_ms", "in_flight", "queue", "sent", "sent_before")
 
@@ -135,7 +135,7 @@ class _Stock:
         self.sent += 1
 
     def ahead(self, now_ms: float) -> int:
-        """Return how many items went out in this or the last period of `AHEAD_MS`, the larger number."""
+        """Return the most items that went out in this period of `AHEAD_MS` or in the last."""
         return max(self.sent, self.sent_before) if now_ms - self._since_ms < 2 * AHEAD_MS else 0
 
     def is_unused(self, now_ms: float) -> bool:
@@ -164,7 +164,7 @@ class LeasedWork:
 
     @property
     def is_lease_safe(self) -> bool:
-        """Return whether the store surely counts this incarnation as alive: then a new lease is ours."""
+        """Return whether the store surely counts this incarnation as alive: new leases are ours."""
         return self._clock.monotonic_ms() < self.lease_until_ms
 
     @property
@@ -361,7 +361,10 @@ class LeasedWork:
                 return taken
 
     def _invite(self) -> None:
-        """Wake a runner for each item that may go; if items share calls, one slot serves several."""
+        """Wake a runner for each item that may go.
+
+        If items share calls, one slot serves several.
+        """
         self._is_inviting = False
         for model, stock in self._stocks.items():
             if stock.queue and model and self._upstream.items_per_call(model) > 1:
@@ -489,7 +492,8 @@ class LeasedWork:
         """Give back the unsent items of a model that rests until this moment."""
         for state in self.state():
             if state.slice.model == model and not state.dropped and not state.is_interactive:
-                # The rest may hold for background work alone, so items go again once they are interactive.
+                # The rest may hold for background work alone, so items go again once they are
+                # interactive.
                 rests_until_ms = min(until_ms, state.interactive_at_ms)
                 state.deferred_until_ms = max(state.deferred_until_ms, rests_until_ms)
                 self.drop(state)

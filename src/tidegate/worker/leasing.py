@@ -1,4 +1,4 @@
-"""The leasing of a worker: lease slices that the scheduler chooses, read them, give back those that rest.
+"""The leasing of a worker: lease the slices that the scheduler chooses, and give back resting ones.
 
 This module sends no item. Slices that leave are passed on to record, which informs the store.
 """
@@ -167,7 +167,10 @@ class SliceReader:
         return any(begun)
 
     async def _learn_keys(self, states: list[LeasedSliceState]) -> None:
-        """Ask for the states of keys that are not known yet. While the store does not answer, their items wait."""
+        """Ask for the states of keys that are not known yet.
+
+        While the store does not answer, their items wait.
+        """
         if not all(self._keys.knows(state.slice.key_id) for state in states):
             try:
                 await self._keys.ask(self._me.id)

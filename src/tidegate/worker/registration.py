@@ -69,7 +69,7 @@ class Registration:
         return holdings
 
     def is_safe(self) -> bool:
-        """Return whether the store surely counts this incarnation as alive, so that a new lease is ours."""
+        """Return whether the store surely counts this incarnation as alive: new leases are ours."""
         return self._clock.monotonic_ms() < self.safe_until_ms
 
     async def begin_blob(self, kind: str) -> str:

@@ -71,7 +71,10 @@ class Reporting:
             log.warning("worker_report_failed", error=str(error))
 
     async def _check_blobs(self) -> None:
-        """Try to write a blob until it works. The process goes on meanwhile, and is not ready until then."""
+        """Try to write a blob until it works.
+
+        The process goes on meanwhile, and is not ready until then.
+        """
         has_failed = False
         while True:
             try:

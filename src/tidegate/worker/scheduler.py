@@ -1,4 +1,4 @@
-"""The choice of what a worker leases next: a look at the store, and a decision of the pure scheduler.
+"""The choice of what a worker leases next: a look at the store, and the pure scheduler's decision.
 
 This module leases nothing. Its memory of earlier decisions (the last turns, the paces of models)
 may be lost at any time.
@@ -175,7 +175,8 @@ class Scheduler:
             log.info("scheduler_switched", mode=policy.mode, shadow_mode=policy.shadow_mode or "none")
         now_ms = self._clock.monotonic_ms()
         if self._caps_at_ms is None or now_ms >= self._caps_at_ms:
-            # The operator may remove caps, and a tenant that the settings name may be created later.
+            # The operator may remove caps, and a tenant that the settings name may be created
+            # later.
             caps = dict(self._policies.in_flight_caps)
             ids = await self._store.tenant_ids(caps) if caps else {}
             by_id = {tenant_id: caps[name] for name, tenant_id in ids.items()}

@@ -1,4 +1,4 @@
-"""The services that close and publish jobs, apart, so that jobs close while the blob store is away."""
+"""The services that close and publish jobs: jobs must close while the blob store is away."""
 
 import asyncio
 
@@ -39,7 +39,7 @@ class Closing:
 
 
 class Publishing:
-    """The services that publish closed jobs: one for quick ones, one for those that rewrite results.
+    """The services that publish closed jobs: one for quick ones, one for jobs with a rewrite.
 
     The second takes one job of each tenant after the other.
     """

@@ -112,7 +112,7 @@ class Trial:
         return bool(self._group) and self._stage is not _Stage.ALL
 
     def suspects_max(self, seen: Suspects) -> int:
-        """Return how many suspect slices this worker may hold, after a look at those that are ready."""
+        """Return how many suspect slices this worker may hold, after a look at ready ones."""
         if self.wants_check:
             return len(self._group) + int(self._takes_suspect)
         if self.hides_suspects:
@@ -188,8 +188,8 @@ class Trial:
         if state not in self._group:
             return False
         self._group.discard(state)
-        # A group without the worst suspects, perhaps of another model, proves nothing about them. Nor
-        # does a slice that is given up, because it was not sent; the search goes on at once.
+        # A group without the worst suspects, perhaps of another model, proves nothing about them.
+        # Nor does a slice that is given up, because it was not sent; the search goes on at once.
         is_given_up = _alone_losses(state) >= ALONE_LOSSES_MAX
         is_worst = state.slice.lost_count >= self._level
         self._has_sent = self._has_sent or (state.sent_to > 0 and is_worst and not is_given_up)
@@ -298,7 +298,7 @@ def _alone_losses(state: LeasedSliceState) -> int:
 
 
 def _goes_alone(state: LeasedSliceState) -> bool:
-    """Return whether this slice is one item that lost enough owners to run alone, not given up yet."""
+    """Return whether this slice is one item that must run alone and is not given up."""
     leased = state.slice
     return leased.count == 1 and leased.lost_count >= ALONE_AFTER and _alone_losses(state) < ALONE_LOSSES_MAX
 

@@ -1,4 +1,7 @@
-"""The watch for ready work that no worker leases. It runs outside of the loops that should lease, so that a stuck loop shows."""
+"""The watch for ready work that no worker leases.
+
+It runs outside of the loops that should lease, so that a stuck loop shows.
+"""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The sweeps of all workers: two services, so that lost workers' slices do not wait for deletions."""
+"""The sweeps of all workers: two services, so that lost workers' slices wait for no deletions."""
 
 import asyncio
 
@@ -52,7 +52,8 @@ class Sweeping:
             metrics.sweep_rows.of("refreshed").inc(woken)
             if reclaimed or woken:
                 self._lease_wake.notify()
-            # A log that another host may still deliver waits for one sweep only, so the next sweep comes sooner.
+            # A log that another host may still deliver waits for one sweep only, so the next sweep
+            # comes sooner.
             is_waiting = await self._lost_workers.is_waiting()
             await asyncio.sleep(self._sweep_ms / (10_000 if is_waiting else 1_000))
 

@@ -1,4 +1,4 @@
-"""The simulated model server: instant, of fixed latency, or modelled as a continuous-batching engine.
+"""The simulated model server: instant, of fixed latency, or modelled with continuous batching.
 
 `serve` runs it over a socket. `ModelledEngine` is the modelled engine alone, without a clock, for
 virtual time. This room imports no other part of Tidegate, so that a fault of the product cannot

@@ -1,4 +1,4 @@
-"""`python -m tidegate.simulate.engine`: the simulated engine from the command line, one flag for each option."""
+"""The command `python -m tidegate.simulate.engine`, with a flag for each option of the engine."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The shape of Anthropic's /v1/messages: one block of text or one tool use, whole or as its events."""
+"""The shape of Anthropic's /v1/messages: a block of text or a tool use, whole or as events."""
 
 from tidegate.simulate.engine.answers import SimulatedAnswer, SimulatedChoice, quoted
 

@@ -1,4 +1,4 @@
-"""The shape of /v1/responses: one message of output text or one call of a tool, whole or as its numbered events."""
+"""The shape of /v1/responses: a message or a tool call, whole or as numbered events."""
 
 from tidegate.simulate.engine.answers import SimulatedAnswer, quoted
 

@@ -28,7 +28,10 @@ def board_bytes(processes: int) -> int:
 
 
 class Board:
-    """One process's view of the shared file; `fd` is open for reading and writing and stays the caller's."""
+    """One process's view of the shared file.
+
+    `fd` is open for reading and writing and stays the caller's.
+    """
 
     def __init__(self, fd: int, processes: int, index: int) -> None:
         size = board_bytes(processes)

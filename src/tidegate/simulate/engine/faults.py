@@ -111,7 +111,7 @@ def rates_from(given: Mapping[str, float]) -> list[tuple[Behaviour, float]]:
 
 
 def rate_from_option(text: str) -> tuple[str, float]:
-    """Read one command-line option such as `429=0.05` or `503:ra=1=0.5`: the share stands after the last `=`."""
+    """Read an option such as `429=0.05` or `503:ra=1=0.5`: the share stands after the last `=`."""
     behaviour, _, share = text.rpartition("=")
     try:
         rate = float(share)

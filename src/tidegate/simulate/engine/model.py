@@ -98,7 +98,7 @@ class Sequence:
 
 
 class ModelledEvent(NamedTuple):
-    """One token of a sequence (`ordinal` from 1), or the end of one without output (`ordinal` 0)."""
+    """One token of a sequence (`ordinal` from 1), or the end of a request without (`ordinal` 0)."""
 
     sequence: Sequence
     ordinal: int

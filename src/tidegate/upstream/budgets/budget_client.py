@@ -295,7 +295,10 @@ class BudgetClient:
             self._deal(budgets, part, grant, now_ms)
 
     def _next_part(self, budgets: Budgets, now_ms: float) -> list[_Waiter]:
-        """Return the waiters under these budgets to ask for now. The others come with the next question."""
+        """Return the waiters under these budgets to ask for now.
+
+        The others come with the next question.
+        """
         waiting = [waiter for waiter in self._waiting.pop(budgets) if not waiter.answer.done()]
         spent = self._spent.first(budgets, now_ms)
         if spent is not None:
@@ -492,7 +495,10 @@ def _terms(budgets: Budgets) -> BindingLimits:
 
 
 def overspent(budget: Budget, nano: int, left_nano: int, *, is_all: bool = False) -> Overspent:
-    """Return the error of a call that costs more than a budget has left. With `is_all`, `left_nano` is the whole budget."""
+    """Return the error of a call that costs more than a budget has left.
+
+    With `is_all`, `left_nano` is the whole budget.
+    """
     whose = PAYERS.get(budget.bound, budget.bound.value)
     if left_nano <= 0:
         message = f"the budget of this {whose} is spent: have it raised, or wait until it renews"

@@ -132,7 +132,8 @@ class CallReceipt:
         used = counted(self._call, reported, uncounted_bytes)
         tokens = used.input_tokens + used.output_tokens
         if self._permit.budgets and self._deployment.estimate is Estimate.BOUND:
-            # Real tokens must not exceed a limit of this kind, and the answer did not report how many there were.
+            # Real tokens must not exceed a limit of this kind, and the answer did not report how
+            # many there were.
             tokens = max(tokens, self._permit.tokens)
         self._pay(tokens, used)
         return used

@@ -1,4 +1,6 @@
-"""Limits that an upstream reports about itself in the headers of its answers. Pure: headers in, limits out.
+"""Limits that an upstream reports about itself in the headers of its answers.
+
+Pure: headers in, limits out.
 
     x-ratelimit-limit-requests, -limit-tokens, -remaining-*, -reset-* ("6m0s", "1s", "20ms", seconds, or a moment)
     anthropic-ratelimit-requests-limit, -remaining, -reset (RFC 3339), and the same for tokens, input-tokens and output-tokens

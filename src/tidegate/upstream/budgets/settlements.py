@@ -35,7 +35,8 @@ class Settlements:
 
     def add(self, settlement: Settlement) -> None:
         if len(self._open) >= SETTLEMENTS_MAX:
-            # Without a settlement, a reservation stays until it leaves its window, so the limit still holds.
+            # Without a settlement, a reservation stays until it leaves its window, so the limit
+            # still holds.
             return
         key = (settlement.grant_id, settlement.budgets)
         other = self._open.get(key)
@@ -60,7 +61,8 @@ class Settlements:
                     is_away = True
                     continue
                 except Exception as error:
-                    # Without a settlement a reservation stays, so the limit holds; later settlements still count.
+                    # Without a settlement a reservation stays, so the limit holds; later
+                    # settlements still count.
                     log.warning("settlement_failed", kind=type(error).__name__, why=str(error))
                 else:
                     for budgets in unfreed:

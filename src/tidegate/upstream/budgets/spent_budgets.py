@@ -58,7 +58,7 @@ class SpentBudgets:
         return 0.0 if self._ask_ms.get(budget, math.inf) <= now_ms else self._until_ms.get(budget, 0.0)
 
     def are_contended(self, budgets: Budgets, now_ms: float) -> bool:
-        """Return whether one of these budgets is or was spent lately, so that other processes wait for it too."""
+        """Return whether a budget is or was spent lately: then other processes wait for it too."""
         return any(self._contended_until_ms.get(budget, 0.0) > now_ms for budget in budgets)
 
     def by_id(self) -> dict[str, float]:

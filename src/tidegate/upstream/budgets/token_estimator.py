@@ -52,7 +52,8 @@ WHOLE_BUDGET = sys.maxsize
 _LETTERS = string.ascii_letters.encode() + b" "
 LETTER_TOKENS = 0.5
 OTHER_TOKENS = 0.8
-# A deployment's count is used with a margin, and only of prompts that are longer than the frame of a request.
+# A deployment's count is used with a margin, and only of prompts that are longer than the frame of
+# a request.
 COUNTED_MARGIN = 1.25
 COUNTED_MIN = 0.25
 COUNTED_BYTES_MIN = 256
@@ -161,7 +162,7 @@ class TokenEstimator:
         return Usage(_size_bytes(call), 0, output)
 
     def nano_unanswered(self, call: Call, deployment: Deployment) -> int:
-        """Return the most that a background call can have cost when it was taken back before its first token."""
+        """Return the most that a call can have cost that was taken back before its first token."""
         return 0 if deployment.price is None else bound(_size_bytes(call), 0, deployment.price, batch=True)
 
 
@@ -185,7 +186,10 @@ def _size_bytes(call: Call) -> int:
 
 
 def _likely_tokens(call: Call) -> tuple[float, bool]:
-    """Return how many tokens a prompt likely has, and whether it is mostly plain words: counts of the two kinds differ."""
+    """Return a prompt's likely tokens, and whether it is mostly plain words.
+
+    Counts of the two kinds differ.
+    """
     body = without_files(call.body)
     others = len(body.translate(None, _LETTERS))
     letters = len(body) - others

@@ -55,7 +55,8 @@ from tidegate.upstream.tide.tides import BackgroundFlight
 
 log = structlog.get_logger(__name__)
 
-# The first token of an answer that is not streamed cannot be seen; it is assumed to have come after this time.
+# The first token of an answer that is not streamed cannot be seen; it is assumed to have come after
+# this time.
 UNSEEN_FIRST_TOKEN_S = 1.0
 
 # A server that answers with one of these has too much to do.
@@ -296,7 +297,8 @@ class Feedback:
             or error.code == EXCEEDS_LIMIT
         )
         if was_withheld or (not error.billed and not isinstance(error, Refused)):
-            # The upstream did not take the call, so it counts neither as a first attempt nor as a retry.
+            # The upstream did not take the call, so it counts neither as a first attempt nor as a
+            # retry.
             state.budget.undo(attempt)
         if was_withheld:
             return error
@@ -311,7 +313,8 @@ class Feedback:
             self._learn(state, call, error, now_ms)
         key = state.deployment.api_key
         if key is not None:
-            # In an error even a short key is redacted, though an answer could hold its letters by chance.
+            # In an error even a short key is redacted, though an answer could hold its letters by
+            # chance.
             error.redact(key.reveal())
         if not isinstance(error, PoolExhausted):
             error.put_off(self._view.wait_ms(self._routes.get(call.model, self._routes.other), now_ms, call))
@@ -402,7 +405,8 @@ class Admissions:
         self._feedback = feedback
         self._tides = tides
         self._room = room
-        # Background calls out by model, also of models without a cap: they may get one while calls are out.
+        # Background calls out by model, also of models without a cap: they may get one while calls
+        # are out.
         self.out: dict[str, int] = {}
 
     def begin_call(
@@ -450,7 +454,7 @@ class Admissions:
         return admission
 
     def expect_first_token(self, admission: Admission) -> None:
-        """Assume the first token after a while, because an answer that is not streamed does not show it."""
+        """Assume the first token after a while: an answer that is not streamed does not show it."""
         if admission.is_awaiting and admission.timer is None:
             loop = asyncio.get_running_loop()
             admission.timer = loop.call_later(UNSEEN_FIRST_TOKEN_S, self.first_token, admission)
@@ -499,7 +503,8 @@ class Admissions:
                 self._model_slots.release_model_slot(admission.model)
             if admission.flight is not None and state.tide is not None:
                 is_busy = error is not None and error.status in BUSY
-                # The time of a streamed answer also depends on its reader, so its tokens are not measured.
+                # The time of a streamed answer also depends on its reader, so its tokens are not
+                # measured.
                 tokens = answer_tokens if traffic is None else None
                 state.tide.end_flight(admission.flight, tokens, refused=is_busy)
         if admission.is_probe:

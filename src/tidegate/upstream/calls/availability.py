@@ -55,7 +55,7 @@ class Availability:
         return max((one.items_per_call for route in routes for one in (route, *route.fallbacks)), default=1)
 
     def free_slots(self, model: str) -> int:
-        """Return how many more items may go out for this name: one for each call, or more where several share one."""
+        """Return how many more items may go out for this name: one or more for each call."""
         route = self._routes.get(model, self._routes.other)
         free = self._free_of_one(route, model)
         if not free and route.fallbacks and self._is_away(route):
@@ -91,7 +91,7 @@ class Availability:
         return free if route.items_per_call == 1 else self._waiting_groups.room(route, free)
 
     def _is_away(self, route: NameRoute) -> bool:
-        """Return whether none of the name's own deployments would take a call now, even with a slot free."""
+        """Return whether no deployment of the name itself would take a call even with a slot."""
         now_ms = self._clock.monotonic_ms()
         return all(self._view.ready_at_ms(route, state) > now_ms for state in route.states)
 

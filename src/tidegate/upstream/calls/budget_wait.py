@@ -39,12 +39,15 @@ class BudgetWait:
         error: Withheld,
         give_up_ms: float,
     ) -> DeploymentState:
-        """Return the deployment for a call that was put off: another one, or the same once its budget has freed. Raise the error when
-        neither is possible soon."""
+        """Return the deployment for a call that was put off: another one, or the same after a wait.
+
+        Raise the error if neither is possible soon.
+        """
         now_ms = self._clock.monotonic_ms()
         is_wanted = call.may_begin is None or call.may_begin()
         if traffic is not None and error.code == "lease_over" and is_wanted:
-            # Another process may have taken this one for dead and given its slot away, so the call asks for a slot again.
+            # Another process may have taken this one for dead and given its slot away, so the call
+            # asks for a slot again.
             return choose(self._view, route, call, traffic, (), now_ms) or await self._slot_queue.wait(
                 route, call, traffic
             )
@@ -60,7 +63,8 @@ class BudgetWait:
         too_many = traffic is None and not is_own_budget and self._waiting[error.spent] >= BUDGET_WAITERS_MAX
         wait_ms = max(error.until_ms - now_ms, 1.0)
         if error.until_ms > give_up_ms or not is_spent or too_many:
-            # An item may come back `patience_ms` early and wait here for the rest; a user is asked to come when the call may be sent.
+            # An item may come back `patience_ms` early and wait here for the rest; a user is asked
+            # to come when the call may be sent.
             early_ms = self._patience_ms if traffic is None and wait_ms > self._patience_ms else 0
             error.put_off(math.ceil(wait_ms - early_ms))
             raise error

@@ -62,8 +62,8 @@ from tidegate.upstream.routing.routes import NameRoute
 
 log = structlog.get_logger(__name__)
 
-# After these errors a call may succeed at another deployment, also when it is too expensive for the first, or cannot be bounded or
-# translated for it.
+# After these errors a call may succeed at another deployment, also when it is too expensive for the
+# first, or cannot be bounded or translated for it.
 _ELSEWHERE = (Throttled, Unavailable, KeyRejected, Overspent, Unbounded, Untranslatable, ApiProblem)
 
 
@@ -92,7 +92,10 @@ class CallPath:
         await self._probes.close()
 
     async def find(self, route: NameRoute, call: Call, traffic: Traffic | None = None) -> DeploymentState:
-        """Wait for a deployment that takes this call; its slot is taken only when the call begins."""
+        """Wait for a deployment that takes this call.
+
+        Its slot is taken only when the call begins.
+        """
         state = choose(self._view, route, call, traffic, (), self._clock.monotonic_ms())
         return state if state is not None else await self._slot_queue.wait(route, call, traffic)
 
@@ -118,7 +121,8 @@ class CallPath:
     ) -> Answer | UpstreamResponse:
         """Return the answer, or a stream's beginning.
 
-        Raise an UpstreamError of exactly one class, or ApiProblem where no engine takes the call."""
+        Raise an UpstreamError of exactly one class, or ApiProblem where no engine takes the call.
+        """
         now_ms = self._clock.monotonic_ms()
         if state is None:
             state = choose(self._view, route, call, traffic, (), now_ms)
@@ -220,10 +224,11 @@ class CallPath:
         raise failed
 
     async def _send_plain(self, admission: Admission, total_s: float) -> Answer:
-        """Send the unchanged call of an item or a user, where no budget binds it and its engine takes its shape."""
+        """Send the unchanged call of an item or a user: without budgets, in its engine's shape."""
         state, call, traffic = admission.state, admission.call, admission.traffic
-        # A probe or a connection may take a while. By then the lease or the job's window may be over, the slot may belong to another
-        # process, or the job may be paused or closing: the permit expires in each of these cases.
+        # A probe or a connection may take a while. By then the lease or the job's window may be
+        # over, the slot may belong to another process, or the job may be paused or closing: the
+        # permit expires in each of these cases.
         dies_ms = min(call.deadline_ms, admission.begin_by_ms)
         permit = SendPermit(self._clock, (), "", 0, dies_ms, 0, call.may_begin)
         admission.go_out(0)
@@ -253,7 +258,7 @@ class CallPath:
 
 
 def _is_cancelled_twice() -> bool:
-    """Return whether another part of the program wants this task to end too, so that it must not go on."""
+    """Return whether another part of the program wants this task to end too."""
     task = asyncio.current_task()
     return task is None or task.uncancel() > 0
 
@@ -368,7 +373,8 @@ class NamedCalls:
     async def _along(self, route: NameRoute, call: Call, traffic: Traffic | None) -> Answer | UpstreamResponse:
         """Send along the name's own deployments, then along the fallbacks that its key allows.
 
-        A retry goes first to routes that did not fail this call, or all its tries could go to the one unhealthy deployment.
+        A retry goes first to routes that did not fail this call, or all its tries could go to the
+        one unhealthy deployment.
         """
         failed: UpstreamError | None = None
         ways = route.ways(call.models)

@@ -37,7 +37,8 @@ from tidegate.upstream.routing.usage_asking import UsageAsking, names_the_option
 
 log = structlog.get_logger(__name__)
 
-# A connection that takes longer than a permit lives is kept, so the second permit is nearly always enough.
+# A connection that takes longer than a permit lives is kept, so the second permit is nearly always
+# enough.
 PERMITS_MAX = 4
 PERMIT_EXPIRED_MS = 1_000
 EVENT_STREAM = "text/event-stream"

@@ -1,4 +1,4 @@
-"""Limits in the headers of answers, passed on to the deployment, its budgets and the other processes."""
+"""Limits in headers of answers, passed on to the deployment, its budgets and other processes."""
 
 from collections.abc import Mapping
 
@@ -53,7 +53,8 @@ class LimitNotes:
                 "upstream_limits", deployment=state.deployment.name, requests=reported.requests, tokens=reported.tokens
             )
             if state.discovered is not None and not left.is_nothing:
-                # Calls sent earlier count in the window too, and all processes must know it. Rests are published separately.
+                # Calls sent earlier count in the window too, and all processes must know it. Rests
+                # are published separately.
                 quota = state.quota or Quota()
                 spent = quota.spent_of(state.discovered, state.budget.attempts(now_ms), tokens)
                 renew_ms = max(left.requests_renew_ms, left.tokens_renew_ms if left.tokens is not None else 0)

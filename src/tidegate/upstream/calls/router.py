@@ -85,7 +85,7 @@ class Router:
         self._path = CallPath(view, slot_queue, self._admissions, feedback, exchange, clock, patience_ms)
         groups = Groups(self._path, self._waiting_groups, clock, policy.attempts_grouped)
         calls = NamedCalls(self._path, groups, key_slots, view, clock)
-        # What is asked for each call and each item.
+        # Methods of the parts, used for each call and each item.
         self.open = calls.open
         self.takes_interactive, self.takes_flex = calls.takes_interactive, calls.takes_flex
         self.send, self.send_interactive = calls.send, calls.send_interactive
@@ -171,15 +171,15 @@ class Router:
         return self._budgets.rooms(budgets)
 
     def spent(self) -> dict[str, float]:
-        """Return the ids of spent budgets, and until which monotonic moment each is spent, as far as is known here."""
+        """Return the ids of spent budgets, each with the known monotonic moment of its end."""
         return self._budgets.spent()
 
     def prices(self, model: str) -> list[Price | None]:
-        """Return the price of tokens at each deployment that serves this name; None where they cost nothing."""
+        """Return the tokens' price at each deployment of this name; None if they are free."""
         return [state.deployment.price for state in self._routes.get(model, self._routes.other).states]
 
     async def probe(self, name: str, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
-        """Ask one deployment, through the control client, whether it is there and which models it serves."""
+        """Ask one deployment over the control client whether it is there, and for its models."""
         return await ask_models(self._states[name], self._clock, timeout_s)
 
     async def knows_by_name(self, model: str) -> bool:
@@ -187,7 +187,7 @@ class Router:
         return any([await knows_model(state, model) for state in self._states.values()])
 
     async def takes_by_name(self, model: str, timeout_s: float) -> bool:
-        """Ask every deployment that takes any name whether it knows a model that it does not list."""
+        """Ask all deployments that take any name whether they know a model that is not listed."""
         asked = [one for one in self._states.values() if not one.deployment.models and one.deployment.queue is None]
         return any(await asyncio.gather(*(knows_model(state, model, timeout_s) for state in asked)))
 

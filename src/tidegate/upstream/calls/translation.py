@@ -1,4 +1,4 @@
-"""One call in the shape of an engine, and its answer in the shape of the caller: unchanged or translated.
+"""One call in the shape of an engine, and its answer in the shape of the caller.
 
 An endpoint has OpenAI's shapes or Anthropic's, and so has an engine. If the two agree, bytes pass
 through untouched. A field that cannot be translated for an engine is refused with a 400 that names
@@ -67,7 +67,10 @@ def unserved_endpoints(engine: EngineKind, endpoints: Iterable[str]) -> list[str
 
 
 class Translation(msgspec.Struct, eq=False):
-    """One call of one endpoint. `shape` sets `is_translated`, and `left_out`: the hints that the engine does not get."""
+    """One call of one endpoint.
+
+    `shape` sets `is_translated`, and `left_out`: the hints that the engine does not get.
+    """
 
     endpoint: str
     body: bytes

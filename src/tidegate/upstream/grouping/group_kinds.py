@@ -40,7 +40,10 @@ class GroupKind(Protocol):
         """Return how many items are enough to share a call."""
 
     def tokens_max(self, deployment: Deployment) -> int:
-        """Return how many prompt tokens a deployment takes in one call for several; 0 for any number."""
+        """Return how many prompt tokens a deployment takes in one call for several.
+
+        Return 0 for any number.
+        """
 
     def build(self, parts: Sequence[Part | ChatPart]) -> bytes:
         """Return the body of one call for all of these, in order."""
@@ -86,7 +89,8 @@ class ChatGroups:
         batching = _widest(route)
         if batching is None:
             return Singly.MODE
-        # All items of a call go to one deployment under one name, so the same deployments must be able to take each of them over.
+        # All items of a call go to one deployment under one name, so the same deployments must be
+        # able to take each of them over.
         failover = tuple(state.deployment.name for state in route.states)
         model = route.model or call.model
         way = chat.ChatRoute("", "", "", call.model, model, failover)

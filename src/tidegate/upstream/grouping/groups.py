@@ -45,7 +45,8 @@ from tidegate.upstream.routing.routes import NameRoute
 
 log = structlog.get_logger(__name__)
 
-# Gateways refuse longer keys: items with numbers too far apart to be named within it do not share a call.
+# Gateways refuse longer keys: items with numbers too far apart to be named within it do not share a
+# call.
 KEY_LENGTH_MAX = 255
 
 # The fields that belong to one item. All others must be equal before two items share a call.
@@ -75,7 +76,7 @@ class Sender(Protocol):
         """Wait for a deployment that takes this call."""
 
     def can_take(self, route: NameRoute, state: DeploymentState, call: Call) -> bool:
-        """Return whether a deployment that takes an item also takes this call, which the item shares with others."""
+        """Return whether a deployment that takes an item also takes the item's shared call."""
 
     async def send(self, route: NameRoute, call: Call, state: DeploymentState) -> Answer:
         """Send the call to this deployment, or to another one of the route."""
@@ -237,7 +238,8 @@ class Groups:
         self._waiting.learn(state, kind.endpoint, size)
         _count(kind, state, len(members), "refused" if isinstance(error, Refused) else "failed")
         if isinstance(error, Refused | BrokenAnswer):
-            # One item or the grouping is at fault. Each is sent alone at once, and gets its own verdict.
+            # One item or the grouping is at fault. Each is sent alone at once, and gets its own
+            # verdict.
             metrics.group_isolations.of(state.deployment.name, error.reason).inc()
             log.warning("group_isolated", deployment=state.deployment.name, items=len(members), why=error.message)
             return [GroupTrial(kind, state, len(members), epoch)] * len(members)

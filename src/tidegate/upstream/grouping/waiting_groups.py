@@ -69,7 +69,7 @@ class WaitingGroup:
         self.leaders: set[WaitingItem] = set()
 
     def companions(self, leader: WaitingItem, count: int) -> list[WaitingItem]:
-        """Return a leader and the items that go with it: the first in the group that are not leaders."""
+        """Return a leader and the items that go with it: the first ones that are not leaders."""
         others = (item for item in self.waiting if item not in self.leaders)
         return [leader, *islice(others, count - 1)]
 

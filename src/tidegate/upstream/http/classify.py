@@ -80,7 +80,8 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
             why = "the quota of its account is used up, check the account's plan and billing"
         return Throttled(f"the upstream answered 429: {why}", status=status, body=raw, retry_after_ms=after_ms)
     if status in (401, 403):
-        # The body may quote our key, so it is not kept; the operator sees the status, the caller sees neither.
+        # The body may quote our key, so it is not kept; the operator sees the status, the caller
+        # sees neither.
         return KeyRejected(
             f"the upstream answered {status} to our own key: check the deployment's api_key", status=status
         )
@@ -90,7 +91,8 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -
             return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms, code="upstream_overloaded")
         return Ambiguous(message, status=status, body=raw, retry_after_ms=after_ms)
     if 300 <= status <= 399:
-        # Only the operator may see the target, which the body names too: the probe and `tidegate run` show it.
+        # Only the operator may see the target, which the body names too: the probe and `tidegate
+        # run` show it.
         return Refused(
             f"the upstream redirects ({status}), and redirects are not followed: set the deployment's url to the final address",
             status=status,

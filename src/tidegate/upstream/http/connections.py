@@ -125,14 +125,17 @@ class _PollFd(ctypes.Structure):
     _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
 
 
-# Called with the interpreter's lock held: Python's own `poll` releases it for a look that takes a microsecond, and then has to wait
-# until the store's threads give it back.
+# Called with the interpreter's lock held: Python's own `poll` releases it for a look that takes a
+# microsecond, and then has to wait until the store's threads give it back.
 _poll = ctypes.PyDLL(None).poll
 _poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
 
 
 class Connection(ResponseHandler):
-    """One connection to a model server. aiohttp's parser is made only for answers that are not plain."""
+    """One connection to a model server.
+
+    aiohttp's parser is made only for answers that are not plain.
+    """
 
     # The limits of the next answer, until its first byte has come.
     _awaited: HttpLimits | None = None
@@ -149,7 +152,8 @@ class Connection(ResponseHandler):
     def is_unconfirmed(self) -> bool:
         """Return whether the server may still reject our side of the TLS handshake.
 
-        In TLS 1.3 our side ends before the server has looked at our certificate. A server that accepts it sends a session ticket.
+        In TLS 1.3 our side ends before the server has looked at our certificate. A server that
+        accepts it sends a session ticket.
         """
         tls = self._tls_1_3
         return tls is not None and not (tls.session is not None and tls.session.has_ticket)
@@ -192,18 +196,21 @@ class Connection(ResponseHandler):
         return self.read()
 
     def expect_nothing(self) -> None:
-        # Without a parser, aiohttp keeps even half a line that comes out of turn, so `has_spoken` sees it.
+        # Without a parser, aiohttp keeps even half a line that comes out of turn, so `has_spoken`
+        # sees it.
         self._awaited = self._parser = None
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        # aiohttp calls this after every read and makes the parser look again, even if nothing was paused.
+        # aiohttp calls this after every read and makes the parser look again, even if nothing was
+        # paused.
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
 
 class Connections(aiohttp.TCPConnector):
     def __init__(self, limits: HttpLimits) -> None:
-        # The transport hands out the slots, so aiohttp's own queue (which cannot tell our time-out from others) is off.
+        # The transport hands out the slots, so aiohttp's own queue (which cannot tell our time-out
+        # from others) is off.
         super().__init__(limit=0, keepalive_timeout=limits.kept_alive_s, ttl_dns_cache=DNS_CACHE_S)
         self._factory = functools.partial(Connection, loop=self._loop)  # type: ignore[assignment]
         self._kept_alive_s = limits.kept_alive_s
@@ -249,7 +256,8 @@ class Connections(aiohttp.TCPConnector):
             raise aiohttp.ConnectionTimeoutError from None
         connection = wrapper.protocol
         assert isinstance(connection, Connection)
-        # `keep_or_close` ends the connection. Its wrapper would close it when it is garbage collected.
+        # `keep_or_close` ends the connection. Its wrapper would close it when it is garbage
+        # collected.
         wrapper._protocol = None
         if connection.has_spoken():
             self.keep_or_close(request.connection_key, connection, whole=False)
@@ -268,11 +276,13 @@ class Connections(aiohttp.TCPConnector):
             self._acquired.discard(connection)
             idle = self._conns[key]
             idle.append((connection, monotonic()))
-            # Under load hundreds of connections are idle for a moment, between an answer and the next call: those are kept.
+            # Under load hundreds of connections are idle for a moment, between an answer and the
+            # next call: those are kept.
             if self._trim_timer is None and (len(idle) > self._idle_max or len(self._conns) > 1):
                 self._begin_trimming()
         else:
-            # A connection that still has something to send would stay open until the server takes it.
+            # A connection that still has something to send would stay open until the server takes
+            # it.
             connection.abort()
             self._release(key, connection, should_close=True)
 
@@ -318,7 +328,7 @@ class Connections(aiohttp.TCPConnector):
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext | bool:
-    """Return the value for aiohttp's `ssl=`: True for the ordinary check, a context for anything else."""
+    """Return the value for aiohttp's `ssl=`: True for the ordinary check, else a context."""
     if tls == Tls():
         return True
     try:
@@ -381,7 +391,10 @@ class ConnectionSlots:
         return True
 
     async def wait(self, timeout_s: float, *, interactive: bool) -> None:
-        """Wait in line for a slot that another call hands over. The slot is taken when this returns."""
+        """Wait in line for a slot that another call hands over.
+
+        The slot is taken when this returns.
+        """
         line = self._interactive if interactive else self._background
         turn = line.join()
         self._waiting += 1
@@ -457,7 +470,8 @@ class InFlightCall(msgspec.Struct, eq=False):
         self._step += 1
 
     def received(self, chunk: bytes) -> None:
-        # Some upstreams send blank lines while a request waits for its turn. They are signs of life, not a slow body.
+        # Some upstreams send blank lines while a request waits for its turn. They are signs of
+        # life, not a slow body.
         if self._speaking or chunk.strip():
             self._speaking = True
             self._received_bytes += len(chunk)
@@ -553,7 +567,8 @@ class TimeoutSweep:
             return
         now = self._loop.time()
         next_at = now + self._period_s
-        # A call is cancelled only once, so it leaves the set now: a second cancellation could hit its clean-up.
+        # A call is cancelled only once, so it leaves the set now: a second cancellation could hit
+        # its clean-up.
         for flight in list(self._exchanges):
             why = flight.overdue(now, self._limits)
             if why is not None:

@@ -49,11 +49,12 @@ from tidegate.upstream.http.connections import (
 # A server may close a new connection before a byte is written; the next one may be closed too.
 STALE_CONNECTIONS_MAX = 3
 
-# The most early answers (1xx) before the answer. A server that sends them without end would keep the loop busy until the call's time is
-# over.
+# The most early answers (1xx) before the answer. A server that sends them without end would keep
+# the loop busy until the call's time is over.
 HINTS_MAX = 1_024
 
-# Up to this size the head and the body are written as one piece; above it the copy would cost more than a second write.
+# Up to this size the head and the body are written as one piece; above it the copy would cost more
+# than a second write.
 ONE_WRITE_BYTES_MAX = 64 * 1024
 
 
@@ -154,14 +155,16 @@ class Stream:
         try:
             chunk = await self._payload.readany()
         except asyncio.CancelledError:
-            # Either the sweep ended a late call, or the reader was cancelled: only then the cancellation goes on.
+            # Either the sweep ended a late call, or the reader was cancelled: only then the
+            # cancellation goes on.
             cut = self._flight.cut_reason()
             self.close()
             if cut is None:
                 raise
             failed = classify.failure(classify.CallCut(cut), sent=True)
         except Exception as wrong:
-            # Whatever a hostile answer makes the client raise is one failed call. It is not chained, because its frames hold our key.
+            # Whatever a hostile answer makes the client raise is one failed call. It is not
+            # chained, because its frames hold our key.
             self.close()
             failed = classify.failure(wrong, sent=True)
         if failed is not None:
@@ -211,7 +214,8 @@ class Stream:
 class UpstreamRequest(msgspec.Struct, frozen=True, gc=False):
     """One request: a POST with a body, or a GET without.
 
-    `headers` are more header lines, each with its line end. `attempt` is how many attempts with this key were counted before.
+    `headers` are more header lines, each with its line end. `attempt` is how many attempts with
+    this key were counted before.
     """
 
     url: URL
@@ -251,7 +255,10 @@ class StreamingClient(Protocol):
     async def open(
         self, request: UpstreamRequest, total_s: float, permit: SendPermit | None = None, *, interactive: bool = True
     ) -> Stream:
-        """Send one request and return its answer as soon as its head is here, whatever its status; raise as `post` does."""
+        """Send one request and return its answer as soon as its head is here, whatever its status.
+
+        Raise as `post` does.
+        """
 
 
 @runtime_checkable
@@ -281,12 +288,13 @@ class Transport(Protocol):
 
 
 class RequestTemplate:
-    """The parts that all calls to one URL share: where to connect, and the first bytes of each request."""
+    """The parts that all calls to one URL share: the address, and each request's first bytes."""
 
     __slots__ = ("confirms_handshakes", "get_head", "key", "post_head", "request")
 
     def __init__(self, url: URL, headers: Mapping[str, str], tls: ssl.SSLContext | bool) -> None:
-        # Whether the server shows that it accepted a TLS handshake; None until it has answered once.
+        # Whether the server shows that it accepted a TLS handshake; None until it has answered
+        # once.
         self.confirms_handshakes: bool | None = None
         # The connector needs this request for its address. Our key is not in it, so no error can
         # show it.
@@ -340,8 +348,10 @@ class AiohttpClient:
         return self._transport.open(self, request, total_s, permit, interactive=interactive)
 
     def read_timeout_s(self, url: URL) -> float:
-        """Return how long the server may be silent. A call about audio may be silent for all its time, unless the deployment sets a
-        limit."""
+        """Return how long the server may be silent.
+
+        A call about audio may be silent for all its time, unless the deployment sets a limit.
+        """
         return math.inf if self._may_be_quiet and AUDIO_PATH in url.raw_path else self._read_timeout_s
 
     def template(self, url: URL) -> RequestTemplate:
@@ -364,7 +374,8 @@ class AiohttpTransport:
         self._sweep = TimeoutSweep(self._loop, limits)
         self._slots = ConnectionSlots(limits)
         self.free_slots = self._slots.free
-        # Connections are shared only if the host and the TLS object are the same, so equal settings must give the same object.
+        # Connections are shared only if the host and the TLS object are the same, so equal settings
+        # must give the same object.
         self._contexts: WeakValueDictionary[Tls, ssl.SSLContext] = WeakValueDictionary()
 
     def tls(self, tls: Tls) -> ssl.SSLContext | bool:
@@ -397,7 +408,10 @@ class AiohttpTransport:
         total_s: float,
         permit: SendPermit | None,
     ) -> HttpReply:
-        """Send one request and read its whole answer. A cancelled call closes its connection, so that the upstream sees it."""
+        """Send one request and read its whole answer.
+
+        A cancelled call closes its connection, so that the upstream sees it.
+        """
         url = request.url
         if not self._slots.take_slot(interactive=False):
             await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=False)
@@ -426,8 +440,9 @@ class AiohttpTransport:
                 except (Exception, asyncio.CancelledError) as wrong:
                     # A connection that took longer than its permit is kept for the next permit.
                     whole = isinstance(wrong, PermitExpired)
-                    # Whatever a hostile answer makes the client raise is one failed call. The exception is neither chained nor kept,
-                    # because its frames hold the request's head, and with it our key.
+                    # Whatever a hostile answer makes the client raise is one failed call. The
+                    # exception is neither chained nor kept, because its frames hold the request's
+                    # head, and with it our key.
                     failed = self._sort(wrong, flight, repeatable=request.body is None)
                 finally:
                     if connection is not None:
@@ -554,7 +569,10 @@ class AiohttpTransport:
         return b"".join(chunks)
 
     def _sort(self, wrong: BaseException, flight: InFlightCall, *, repeatable: bool) -> UpstreamError | None:
-        """Return the error to raise, or None when the call may be made again because nothing was written, or nothing that costs."""
+        """Return the error to raise.
+
+        Return None if the call may be made again: no byte was written, or the call costs nothing.
+        """
         if isinstance(wrong, asyncio.CancelledError):
             cut = flight.cut_reason()
             if cut is None:
@@ -571,7 +589,7 @@ class AiohttpTransport:
 
 
 def _shown(message: Head, key: KeyRedactor) -> Mapping[str, str]:
-    """Return the headers of an answer without our key: a redirect may quote it in its address, which is shown."""
+    """Return an answer's headers without our key: a redirect, which is shown, may quote it."""
     where = message.headers.get("Location") if 300 <= message.code <= 399 else None
     if where is None:
         return message.headers

@@ -1,8 +1,8 @@
 """A line of calls that wait for a turn: first come, first served, and safe to leave at any moment.
 
-A turn is given with `call_first` or `call_all` and taken by awaiting it. A call that stops waiting when its turn has already come must
-pass the turn on, or it is lost: `give_up` returns whether that is so. What a turn stands for (a connection, a slot, a second look) is
-up to the caller.
+A turn is given with `call_first` or `call_all` and taken by awaiting it. A call that stops waiting
+when its turn has already come must pass the turn on, or it is lost: `give_up` returns whether that
+is so. What a turn stands for (a connection, a slot, a second look) is up to the caller.
 """
 
 import asyncio
@@ -23,7 +23,10 @@ class WaitLine:
         return len(self.turns)
 
     def join(self) -> Turn:
-        """Join the end of the line. Await the turn, and leave with `give_up` when the wait ends otherwise."""
+        """Join the end of the line.
+
+        Await the turn, and leave with `give_up` when the wait ends otherwise.
+        """
         turn: Turn = asyncio.get_running_loop().create_future()
         self.turns[turn] = None
         return turn

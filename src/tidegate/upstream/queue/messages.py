@@ -12,7 +12,8 @@ from tidegate.core.errors import Ambiguous, AnswerTooLong, BrokenAnswer, Refused
 from tidegate.core.queues import QueueRequest
 from tidegate.upstream.http.transport import HttpReply, UpstreamRequest
 
-# Requests of one deadline keep the order in which they were queued, in steps of 62.5 ms: the processor's own formula.
+# Requests of one deadline keep the order in which they were queued, in steps of 62.5 ms: the
+# processor's own formula.
 ORDER_MS = (1 << 17) * 1000
 ORDER_STEPS = 1 << 21
 
@@ -130,7 +131,10 @@ def _body(payload: msgspec.Raw) -> bytes:
 
 
 def _failure(result: _Result) -> UpstreamError:
-    """Return the error for one of the processor's codes. Its class tells whether the request may have been worked on."""
+    """Return the error for one of the processor's codes.
+
+    Its class tells whether the request may have been worked on.
+    """
     why = result.error_message[:200].encode("utf-8", "replace").decode() or "it does not say why"
     match result.error_code:
         case "GATE_DROPPED":

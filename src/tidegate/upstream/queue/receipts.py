@@ -29,9 +29,13 @@ class Receipts:
         self._telling: asyncio.Task[None] | None = None
 
     def hold(self, item: str, queue: RequestQueue, request_id: str) -> None:
-        """Note that a result was read for an item; it stays in the queue until the item is recorded."""
+        """Note that a result was read for an item.
+
+        It stays in the queue until the item is recorded.
+        """
         if len(self._unacknowledged) >= UNACKNOWLEDGED_MAX:
-            # An item that was given up is never recorded by this process; the oldest entry is most likely one of those.
+            # An item that was given up is never recorded by this process; the oldest entry is most
+            # likely one of those.
             self._unacknowledged.pop(next(iter(self._unacknowledged)))
         self._unacknowledged.setdefault(item, []).append((queue, request_id))
 

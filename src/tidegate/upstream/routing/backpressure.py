@@ -79,7 +79,8 @@ class Backpressure:
             self._deaf.add(model)
             group = self._group(model)
             if self._ill.get(model) and not any(one in self._ill[model] for one in group):
-                # The reports are about servers that were replaced since, or that have another key now.
+                # The reports are about servers that were replaced since, or that have another key
+                # now.
                 continue
             for one in group:
                 one.rest_background_until(until_ms)

@@ -349,11 +349,11 @@ class DeploymentState:
         return 1 if self.breaker.is_open else free
 
     def _free_of_share(self, now_ms: float) -> int:
-        """Return how many of this process's slots are left for background calls, whatever else keeps them away."""
+        """Return how many of this process's slots are left for background calls, by slots alone."""
         free = self.slots.share - self.in_flight
         if self.counts_interactive:
             free -= self.interactive_in_flight
-            # Interactive calls go first: the slots that they wait for, or likely need soon, are not for background work.
+            # Interactive calls go first: slots that they wait for or likely need are not free.
             if self.interactive_waiting:
                 free -= self.interactive_waiting.total()
             if self._users_until_ms > now_ms:
@@ -391,11 +391,11 @@ class DeploymentState:
     def load(self) -> float:
         return (self.in_flight + self.interactive_in_flight + 1) / self.weight
 
-    # What calls take of the deployment while they are in flight. Slots are taken, too, where they are shared with other processes.
+    # Slots and tokens of calls in flight. `Slots` counts those shared with other processes.
 
     @property
     def slots_in_use(self) -> int:
-        """The slots that calls of this process have here."""
+        """Return how many slots calls of this process have here."""
         return self.in_flight + (self.interactive_in_flight if self.counts_interactive else 0)
 
     def begin_background(self) -> None:
@@ -566,7 +566,7 @@ class DeploymentState:
         is_as_sent = self.deployment.engine is not EngineKind.ANTHROPIC and not self.deployment.upstream_model
         return is_as_sent and not self.budgets and self.priority_hints.is_silent and not self.tokens_max
 
-    # What is learned from calls.
+    # Lessons from calls.
 
     def succeeded(self) -> bool:
         """Note an answer. Return True if it closed the circuit."""

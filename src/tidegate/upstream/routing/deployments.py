@@ -1,4 +1,4 @@
-"""The deployment states of this process, one for each deployment, kept up to date while deployments come, change and go.
+"""The deployment states of this process, kept up to date while deployments come, change and go.
 
 This module makes states and changes their terms; it routes nothing and sends nothing.
 """
@@ -33,7 +33,8 @@ class Deployments(dict[str, DeploymentState]):
         is_alone: bool,
     ) -> None:
         super().__init__()
-        # A price stays after its deployment is gone, because its last calls may still have to be priced.
+        # A price stays after its deployment is gone, because its last calls may still have to be
+        # priced.
         self.prices: dict[str, Price] = {}
         self._transport = transport
         self._control = control
@@ -70,7 +71,8 @@ class Deployments(dict[str, DeploymentState]):
                 except SettingsError as error:
                     refused[name] = f"deployment {name!r}: {error}"
                     if state is not None and state.deployment.tls.has_files_of(deployment.tls):
-                        # The certificate is being replaced: until that is done the earlier state stays.
+                        # The certificate is being replaced: until that is done the earlier state
+                        # stays.
                         kept[name] = state
                     continue
                 if state is None or not state.deployment.is_same_server(deployment):

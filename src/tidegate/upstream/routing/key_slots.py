@@ -1,4 +1,4 @@
-"""The calls that a key, a user or a tenant may have at once; over all processes they never exceed the cap.
+"""The calls that a key, a user or a tenant may have at once, under a cap over all processes.
 
 - A call takes a slot right before a deployment is looked for, and always gives it back at its end.
 - A few calls wait here, so that no slot stays idle. The others are put off, because a waiting call

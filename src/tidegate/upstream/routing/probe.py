@@ -1,4 +1,4 @@
-"""Two cheap questions to a deployment, over the control client: does it answer, and which models does it serve?
+"""Two cheap questions to a deployment, over the control client: is it there, and with which models?
 
 The first saves items: while a breaker is open, a server that does not even answer `GET /models`
 gets no item that would fail. The second is for `doctor` and for `/v1/models`. Neither counts as a
@@ -37,7 +37,8 @@ CONTROL_LIMITS = HttpLimits(
 COUNT_MAX = 200_000_000_000
 WORDS_CHARS_MAX = 255
 
-# A server with a broken GET and a working POST would never get a call, so now and then an item is sent without a probe.
+# A server with a broken GET and a working POST would never get a call, so now and then an item is
+# sent without a probe.
 UNANNOUNCED_EVERY = 12
 
 

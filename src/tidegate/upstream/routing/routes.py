@@ -1,4 +1,4 @@
-"""The route of a name: its deployments, the budgets that bind calls there, and the deployment that a prefix sticks to.
+"""The route of a name: its deployments, their budgets, and the deployment that a prefix sticks to.
 
 - A name is a model's or a resource's.
 - A resource's limit replaces the deployment's limit of the same period, and is one budget over all
@@ -88,7 +88,7 @@ class NameRoute:
         return narrow
 
     def fall_back_to(self, found: Mapping[Place, tuple[Sequence[DeploymentState], Resource | None]]) -> None:
-        """Set the fallbacks, in order: first the later deployments of the route's own name, then other names."""
+        """Set the fallbacks in order: first the later deployments of the name itself."""
         for place, route in self._by_place.items():
             if place not in found:
                 route.assign(())
@@ -133,7 +133,7 @@ class NameRoute:
         return renamed(body, model) if model else body
 
     def budgets(self, state: DeploymentState) -> tuple[Budget, ...]:
-        """Return the budgets that bind a call for this name on this deployment, beside the call's own."""
+        """Return the budgets of a call for this name on this deployment, beside the call's own."""
         if not self.own_budgets:
             return state.budgets
         made = self._made.get(state.deployment.name)
@@ -163,7 +163,9 @@ class Routes(dict[str, NameRoute]):
         self.other = NameRoute()
 
     def is_retry(self, state: DeploymentState, call: Call, now_ms: float) -> bool:
-        """Return whether this deployment failed this call before. A failover from another deployment is a first attempt here.
+        """Return whether this deployment failed this call before.
+
+        A failover from another deployment is a first attempt here.
 
         If only another process saw this call fail, it counts as a retry if it has no other
         deployment, or if calls failed here lately.
@@ -233,7 +235,7 @@ def _lead_in_order(
     own: Resource | None,
     later: Mapping[str, tuple[Sequence[DeploymentState], Resource]],
 ) -> None:
-    """Lead to the deployments with the lowest `order`, and fall back to the later ones in their order."""
+    """Lead to the deployments with the lowest `order`, and fall back to the later ones."""
     places: dict[Place, tuple[Sequence[DeploymentState], Resource | None]] = {}
     for name, (some, resource) in {"": (states, own), **later}.items():
         for order in sorted({state.deployment.order for state in some}):

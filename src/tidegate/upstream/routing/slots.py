@@ -190,8 +190,10 @@ class ModelSlots:
         self.allow(model_max, {})
 
     def allow(self, model_max: Mapping[str, int] | None, in_flight: Mapping[str, int]) -> None:
-        """Set the models' caps; None leaves them. Where slots are shared, a new cap gives slots only after an answer. `in_flight` are
-        the calls that are out, by model."""
+        """Set the models' caps; None leaves them. `in_flight` are the calls in flight by model.
+
+        If slots are shared, a new cap has slots only after an answer.
+        """
         if model_max is None:
             return
         self._lifted += [one for model, one in self._by_model.items() if model not in model_max]
@@ -332,13 +334,13 @@ class SlotDemand:
             state.note_demand(now_ms)
 
     def ask(self, states: Iterable[SlotSeeker], model: str) -> None:
-        """Note that background calls for this model would go to these deployments if there were slots."""
+        """Note that background calls for this model would go to these deployments with slots."""
         for state in states:
             state.ask_for_slots()
         self._model_slots.ask_for(model)
 
     def note_interactive(self, states: Iterable[SlotSeeker], owner: str) -> None:
-        """Note the deployments among these that have no slot for an interactive call of this owner."""
+        """Note which of these deployments have no slot for an interactive call of this owner."""
         if not self.is_alone:
             for state in states:
                 state.note_interactive_demand(owner)

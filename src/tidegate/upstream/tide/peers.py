@@ -30,7 +30,7 @@ NOTICE_CHARS_MAX = 6_000
 
 
 class Users(NamedTuple):
-    """The interactive calls of one process at one deployment, and how many of them wait for their first token."""
+    """The interactive calls of one process at one deployment, and those without a first token."""
 
     interactive: int
     awaiting: int
@@ -105,7 +105,8 @@ class Peers:
             if reported.present.has_gateway:
                 self._gateway_ms = now_ms
         for process, old in before.items():
-            # A process that sent a notice a moment ago, but is not in the store, is about to be there.
+            # A process that sent a notice a moment ago, but is not in the store, is about to be
+            # there.
             if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < REPORT_VALID_MS:
                 self._peers[process] = _Peer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
         self.workers = sum(peer.present.workers for peer in self._peers.values())
@@ -129,7 +130,8 @@ class Peers:
         now_ms = self._clock.monotonic_ms()
         is_current = self.is_current
         calls = interactive = awaiting = 0
-        # A gateway without calls sends nothing. It is still there, and will send a notice when a user comes.
+        # A gateway without calls sends nothing. It is still there, and will send a notice when a
+        # user comes.
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         for peer in self._peers.values():
             present = peer.present
@@ -153,7 +155,7 @@ class Peers:
 
     @property
     def has_listeners(self) -> bool:
-        """Return whether a notice may be of use.
+        """Return whether a notice may be useful.
 
         It may if a worker was seen elsewhere lately, or if the store was not read lately.
         """

@@ -36,7 +36,8 @@ class TideLoop:
     ) -> None:
         self._is_shared = worker_id is not None
         self._tell_ms = TELL_MS if self._is_shared else TELL_ALONE_MS
-        # Without other processes, the last report in the store is this process's own, from before its restart.
+        # Without other processes, the last report in the store is this process's own, from before
+        # its restart.
         self._recalls = not self._is_shared
         self._silent: set[str] = set()
         self._tides: dict[str, DeploymentTide] = {}

@@ -46,7 +46,8 @@ HELD_MAX = 1_000
 # Room is kept for a call that has waited for the first time; one that was not seen for the second
 # is forgotten.
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
-# Other processes report their calls twice a second. Until then, unknown calls at the engine may be theirs.
+# Other processes report their calls twice a second. Until then, unknown calls at the engine may be
+# theirs.
 UNREPORTED_MS = 1_000.0
 
 
@@ -93,7 +94,10 @@ class TideHold(msgspec.Struct):
 
 
 class TideLimit(msgspec.Struct, frozen=True):
-    """The limit of the tide for this process's background calls; `calls_max` holds over all processes."""
+    """The limit of the tide for this process's background calls.
+
+    `calls_max` holds over all processes.
+    """
 
     calls: int
     prompt_tokens: int
@@ -271,7 +275,7 @@ class DeploymentTide:
         self._awaiting_tokens -= flight.prompt_tokens
 
     def act(self) -> None:
-        """Ask the controller, take back calls if it wants that, and wake waiting ones if more may go."""
+        """Ask the controller, take back calls if it wants that, and wake waiting calls."""
         before = self.decision
         self._asked_ms = self._clock.monotonic_ms()
         decision = self.decision = self._tide.observe(self._signals(self._asked_ms))
@@ -440,7 +444,8 @@ class DeploymentTide:
         self._reading = reading
         ahead, self._ahead = self._ahead, []
         if ahead and self._sample.ttft_ms is not None and self._is_ours_alone(self._sample):
-            # The engine's mean is over all first tokens: with users there, it is not the mean of our prompts.
+            # The engine's mean is over all first tokens: with users there, it is not the mean of
+            # our prompts.
             self._prefill.learn_first_token(sum(ahead) / len(ahead), self._sample.ttft_ms)
 
     def _is_ours_alone(self, seen: EngineSample) -> bool:
