@@ -118,17 +118,29 @@ def test_a_request_may_come_in_any_pieces(plug: socket.socket) -> None:
     assert read_reply(plug).status == 200
 
 
-def test_a_chunked_body_is_read(plug: socket.socket) -> None:
-    body = json.dumps(chat_body("hello")).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    pieces = [body[start : start + 5] for start in range(0, len(body), 5)]
-    plug.sendall(head)
-    for piece in pieces:
+def send_in_chunks(plug: socket.socket, body: bytes) -> None:
+    plug.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for start in range(0, len(body), 5):
+        piece = body[start : start + 5]
         plug.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
     plug.sendall(b"0\r\n\r\n")
+
+
+def test_a_chunked_body_is_read(plug: socket.socket) -> None:
+    send_in_chunks(plug, json.dumps(chat_body("hello")).encode())
     assert read_reply(plug).status == 200
     plug.sendall(request_bytes("/health"))
     assert read_reply(plug).status == 200
+
+
+def test_the_bound_of_a_body_holds_for_each_chunked_body_alone(start: Start) -> None:
+    body = json.dumps(chat_body("hello")).encode()
+    with start(EngineOptions(body_bytes_max=len(body))).connect() as plug:
+        for _ in range(3):
+            send_in_chunks(plug, body)
+            assert read_reply(plug).status == 200
+        send_in_chunks(plug, body + b" ")
+        assert read_reply(plug).status == 413
 
 
 def test_a_client_that_waits_for_continue_gets_it(plug: socket.socket) -> None:

@@ -237,7 +237,7 @@ class SimulatedConnection(asyncio.Protocol):
             if not size:
                 body = b"".join(self._parts)
                 self._parts = []
-                self._parts_bytes = self._chunk_at = 0
+                self._pieces_bytes = self._chunk_at = 0
                 return body, at + 2
             self._parts.append(bytes(buffer[at : at + size]))
             self._pieces_bytes += size
