@@ -95,13 +95,13 @@ class Redis(Group, frozen=True):
     ] = 100
     model_rest_ms_min: Annotated[
         int,
-        whole(
-            100, 300_000, "Least that batch work of all processes leaves a model alone of which no server is healthy."
-        ),
+        whole(100, 300_000, "Shortest pause of all batch work for a model of which no server is healthy."),
         ADVANCED,
     ] = 5_000
     model_rest_ms_max: Annotated[
-        int, whole(0, 3_600_000, "Most that it is left alone at once; 0: each process finds out by itself."), ADVANCED
+        int,
+        whole(0, 3_600_000, "Longest such pause; 0: processes do not share pauses, and each finds out by itself."),
+        ADVANCED,
     ] = 300_000
 
     @property
