@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -34,6 +36,16 @@ async def test_calls_in_flight_end_where_they_are_and_new_ones_go_elsewhere(worl
             gate.opened.set()
             assert {one.deployment for one in await asyncio.gather(*flying)} == {"old"}
     assert len(old.posts) == 3
+
+
+async def test_nothing_is_kept_of_deployments_that_are_gone(world: RouterWorld) -> None:
+    async with world.router(deployment("http://one.test/v1", "one", models=("m",))) as router:
+        gone = weakref.ref(router._states["one"])
+        router.replace([deployment("http://two.test/v1", "two", models=("m",))], (), model_in_flight_max={"m": 2})
+        router.replace([deployment("http://two.test/v1", "two", models=("m",))], (), model_in_flight_max={})
+        gc.collect()
+        assert gone() is None
+        assert list(router._model_slots.leaving_slots()) == []
 
 
 async def test_who_waits_for_a_slot_of_one_that_is_gone_gets_one_of_its_successor(world: RouterWorld) -> None:

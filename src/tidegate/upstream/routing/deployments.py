@@ -42,7 +42,8 @@ class Deployments(dict[str, DeploymentState]):
         self._clock = clock
         self._tide_for = tide_for
         self._is_alone = is_alone
-        # Deployments that are gone but have calls in flight; no call begins there.
+        # Deployments that are gone but have calls in flight, whose slots are shared; no call begins
+        # there.
         self._leaving: list[DeploymentState] = []
         # True if items share calls at one of the deployments.
         self.is_grouping = False
@@ -86,7 +87,8 @@ class Deployments(dict[str, DeploymentState]):
             if tide_terms(state.deployment) != tide_terms(deployment):
                 state.tide = self._tide_for(deployment, control, state)
             state.update(deployment, line, control)
-        self._leaving += [state for state in self.values() if state not in kept.values()]
+        if not self._is_alone:
+            self._leaving += [state for state in self.values() if state not in kept.values()]
         self.clear()
         self.update(kept)
         self.is_grouping = any(state.deployment.items_per_call_max > 1 for state in kept.values())

@@ -196,7 +196,8 @@ class ModelSlots:
         """
         if model_max is None:
             return
-        self._lifted += [one for model, one in self._by_model.items() if model not in model_max]
+        if not self._is_alone:
+            self._lifted += [one for model, one in self._by_model.items() if model not in model_max]
         before, self._by_model = self._by_model, {}
         for model, cap in model_max.items():
             one = self._by_model[model] = before.get(model) or Slots(MODEL + model, cap, 0)
