@@ -156,11 +156,11 @@ def measure(quick: bool) -> tuple[dict[str, float], list[tuple[str, str, str]]]:
         server.start()
         try:
             for kind, url in (("SQLite", ""), ("PostgreSQL", server.create_database())):
-                rate, held_ms = uvloop.run(_rate(Path(name) / kind, count, url))
+                rate, waiting_ms = uvloop.run(_rate(Path(name) / kind, count, url))
                 found[f"one-line batches a second, {kind}"] = rate
-                found[f"loop held ms p99, {kind}"] = held_ms
+                found[f"loop held ms p99, {kind}"] = waiting_ms
                 rows.append((f"one-line batches, {kind}", f"{rate:.0f} a second", "at least 100"))
-                rows.append((f"event loop late meanwhile, {kind}, p99", f"{held_ms:.1f} ms", "a few ms"))
+                rows.append((f"event loop late meanwhile, {kind}, p99", f"{waiting_ms:.1f} ms", "a few ms"))
         finally:
             server.stop()
         found[WAIT] = uvloop.run(_wait_s(Path(name) / "fair", large_count, large_bytes))

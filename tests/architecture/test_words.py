@@ -52,6 +52,11 @@ RETIRED = {
 }
 # Words that are right elsewhere: inputs and small jobs have lanes, and a process leaves the fleet.
 RETIRED_IN_UPSTREAM = {"lane": "deployment state", "leave": "permit"}
+# Tests hold things on purpose. A job may hold a model's items back: that is a state in the store.
+RETIRED_IN_SOURCE = {"held": "what holds it and why: leased, waiting, stored"}
+STATES = {"core/states.py HELD"}
+# The socket module's own words for what to shut down.
+SOCKET_WORDS = {"SHUT_RDWR", "SHUT_WR"}
 # The fields of a syntax node that hold a name.
 NAME_FIELDS = frozenset(("id", "attr", "arg", "name"))
 
@@ -105,14 +110,22 @@ def test_every_word_of_the_glossary_is_in_the_code(word: str) -> None:
 
 @pytest.mark.parametrize("folder", [SOURCE, TESTS, BENCHMARKS], ids=name)
 def test_retired_words_are_gone_from_names(folder: Path) -> None:
+    retired = RETIRED | RETIRED_IN_SOURCE if folder == SOURCE else RETIRED
     found = {
         f"{path} {name}"
         for path, names in _names(folder).items()
         for name in names
         for part in _parts(name)
-        if part in RETIRED or (part in RETIRED_IN_UPSTREAM and folder == SOURCE and path.startswith("upstream/"))
+        if part in retired or (part in RETIRED_IN_UPSTREAM and folder == SOURCE and path.startswith("upstream/"))
     }
-    assert sorted(found) == [], f"say instead: {RETIRED | RETIRED_IN_UPSTREAM}"
+    assert sorted(found - STATES) == [], f"say instead: {retired | RETIRED_IN_UPSTREAM}"
+
+
+@pytest.mark.parametrize("folder", [SOURCE, TESTS, BENCHMARKS], ids=name)
+def test_names_are_no_riddles(folder: Path) -> None:
+    names = ((path, name) for path, names in _names(folder).items() for name in names - SOCKET_WORDS)
+    found = [f"{path} {name}" for path, name in names if RIDDLES.search(" ".join(_parts(name)))]
+    assert sorted(found) == [], PLAIN
 
 
 def test_the_page_and_the_list_agree_on_what_is_retired() -> None:

@@ -49,7 +49,7 @@ async def test_a_paused_job_is_neither_offered_nor_leased_until_it_is_resumed(wo
     assert await offered(world) == [other.id]
     assert await world.lease(worker_id, job) == []
     leases = await world.store.beat(worker_id, 30_000) or []
-    assert [(one.job_id, one.is_held, one.expires_in_ms) for one in leases] == [(job.id, True, DAY_MS - 1_000)]
+    assert [(one.job_id, one.must_wait, one.expires_in_ms) for one in leases] == [(job.id, True, DAY_MS - 1_000)]
     # What was in flight ends as always.
     await world.answer(await world.log(), job, 0, 1, token=held[0].token)
     assert (await world.look(job)).answered_count == 2
@@ -163,7 +163,7 @@ async def test_nothing_of_a_job_runs_before_its_moment(world: StoreWorld) -> Non
     assert len(await world.lease(worker_id, job, 1)) == 1
     # Moved ahead again, what is out is called back; taken back, it goes on at once.
     await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": START_MS + 2 * HOUR_MS}))
-    assert [one.is_held for one in await world.store.beat(worker_id, 30_000) or []] == [True]
+    assert [one.must_wait for one in await world.store.beat(worker_id, 30_000) or []] == [True]
     assert await offered(world) == []
     await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": 0}))
     assert await offered(world) == [job.id]

@@ -337,7 +337,7 @@ def test_while_it_is_closed_one_admitted_item_goes_at_a_time_under_the_same_cond
     leased_work.add(late, items(1))
     flying = leased_work.take_item()
     assert flying is not None
-    leased_work.shut()
+    leased_work.send_one_at_a_time()
     assert leased_work.take_item() is None
     entry = (state, Item(2, b'"x"', b"{}"))
     leased_work.admit(entry)
@@ -362,14 +362,14 @@ def test_while_it_is_closed_one_admitted_item_goes_at_a_time_under_the_same_cond
     leased_work.reopen()
     leased_work.add(slice_of(1), items(1))
     assert numbers(leased_work, 2) == [0, None]
-    leased_work.shut()
+    leased_work.send_one_at_a_time()
     assert leased_work.admitted is None
 
 
 async def test_an_admitted_item_a_reopening_and_a_longer_lease_wake_a_runner_that_waits() -> None:
     clock = HandClock()
     leased_work, state = hand_of(clock, free=9), slice_of(3)
-    leased_work.shut()
+    leased_work.send_one_at_a_time()
     leased_work.add(state, items(3))
     notifications: list[tuple[Callable[[], None], int]] = [
         (lambda: leased_work.admit((state, items(3)[2])), 2),

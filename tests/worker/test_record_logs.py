@@ -39,7 +39,7 @@ def verdict(job: Job, number: int, size_bytes: int = 0, outcome: Outcome = Outco
 
 @asynccontextmanager
 async def recording(
-    world: WorkerWorld, blobs: Any, refused: str = "", held_bytes_max: int = 64 << 20, upstream: Any = None
+    world: WorkerWorld, blobs: Any, refused: str = "", unflushed_bytes_max: int = 64 << 20, upstream: Any = None
 ) -> AsyncIterator[Recorder]:
     """A recorder that runs; the first blob of the `refused` kind cannot be begun ahead, nor at once when it is needed."""
     worker, refusals = await world.worker(), [refused] * 2
@@ -52,7 +52,7 @@ async def recording(
         await world.store.begin_blob(blob_id, kind, worker)
         return blob_id
 
-    limits = FlushLimits(5, 1, 1 << 20, held_bytes_max)
+    limits = FlushLimits(5, 1, 1 << 20, unflushed_bytes_max)
     recorder = Recorder(world.store, blobs, upstream or Script(world), limits, new_blob, asyncio.Event(), LocalWake())
     recorder.expect()
     running = asyncio.create_task(recorder.run())
@@ -227,7 +227,7 @@ async def test_what_is_committed_is_let_go_of_and_reported(world: WorkerWorld) -
     await lease_slices(world.store, await world.worker(), job.id, "m", 1, "t")
     script, reported = Script(world), list[tuple[str, int]]()
     script.recorded = reported.extend  # type: ignore[method-assign, assignment]
-    async with recording(world, world.blobs, held_bytes_max=100, upstream=script) as recorder:
+    async with recording(world, world.blobs, unflushed_bytes_max=100, upstream=script) as recorder:
         recorder.record(verdict(job, 0, 200))
         recorder.release_slice(job.id, 0, "t", 0)
         assert recorder.full
@@ -247,7 +247,7 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
     async def breaks(*_: Any) -> Any:
         raise RuntimeError("a fault of ours")
 
-    async with recording(world, world.blobs, held_bytes_max=1) as recorder:
+    async with recording(world, world.blobs, unflushed_bytes_max=1) as recorder:
         with monkeypatch.context() as broken:
             broken.setattr(world.store, "record_outcomes", breaks)
             recorder.record(answered)

@@ -36,7 +36,7 @@ def state(lost_count: int = 2, count: int = 4) -> Any:
 
 
 def trial() -> Trial:
-    nothing: Any = SimpleNamespace(shut=lambda: None)
+    nothing: Any = SimpleNamespace(send_one_at_a_time=lambda: None)
     return Trial(nothing, nothing, nothing, nothing, nothing)
 
 
@@ -207,10 +207,10 @@ async def test_a_worker_with_long_calls_runs_an_item_alone_after_a_minute(monkey
     suspect = lonely.held("suspect", ALONE_AFTER)
     lonely.begin(suspect)
     assert 0 < suspect.rests_ms <= 500
-    assert not lonely.leased_work._is_shut
+    assert not lonely.leased_work._sends_one_at_a_time
     lonely.trial._begun_s = now_s - trials.REST_S_MAX
     lonely.begin(lonely.held("suspect", ALONE_AFTER))
-    assert lonely.leased_work._is_shut
+    assert lonely.leased_work._sends_one_at_a_time
 
 
 async def lost_alone(live: WorkerWorld) -> Job:
@@ -429,7 +429,7 @@ async def test_between_two_items_that_run_alone_a_worker_works_for_several_times
     first, second, company = lonely.held("first", ALONE_AFTER), lonely.held("second", ALONE_AFTER), slice_of(1)
     begun_s = asyncio.get_running_loop().time()
     lonely.begin(first)
-    await lonely.run(lambda: not lonely.leased_work._is_shut)
+    await lonely.run(lambda: not lonely.leased_work._sends_one_at_a_time)
     stopped_ms = (asyncio.get_running_loop().time() - begun_s) * 1000
     assert lonely.leased_work.forget_if_done(first)
     lonely.trial.end_slice(first)
@@ -439,7 +439,7 @@ async def test_between_two_items_that_run_alone_a_worker_works_for_several_times
     assert second.rests_ms <= min(share * stopped_ms, trials.REST_S_MAX * 1000)
     if share > trials.REST_SHARE:
         assert second.rests_ms > 0, "it goes back for as long"
-        assert not lonely.leased_work._is_shut
+        assert not lonely.leased_work._sends_one_at_a_time
 
 
 async def test_the_rest_waits_while_a_culprit_is_searched_for_but_not_while_a_check_is() -> None:

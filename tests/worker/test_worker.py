@@ -416,7 +416,7 @@ async def test_what_was_sent_like_an_interactive_call_counts_and_costs_like_one(
 async def test_so_many_at_most_are_held_that_go_like_interactive_calls(
     live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leasing, "LONG_WAITING_HELD_MAX", 1)
+    monkeypatch.setattr(leasing, "LONG_WAITING_MAX", 1)
     monkeypatch.setattr(leasing, "LONG_WAITING_EVERY_MS", 1)
     models = ["a", "b", "c"]
     script, gate = Script(live, *models), asyncio.Event()

@@ -428,7 +428,7 @@ EVERY_JOB = WorkerDuty()
 class Holding(msgspec.Struct, frozen=True):
     """The store's entry of one slice that a worker holds, at a heartbeat.
 
-    `is_held`: its job is paused, or must not run yet.
+    `must_wait`: its job is paused, or must not run yet.
     """
 
     job_id: str
@@ -437,7 +437,7 @@ class Holding(msgspec.Struct, frozen=True):
     state: JobState
     closing: JobState | None
     closing_for_ms: int
-    is_held: bool
+    must_wait: bool
     expires_in_ms: int
 
 

@@ -129,16 +129,16 @@ class Guard:
         tenant: str,
         before: Sequence[Step],
         after: Sequence[Step],
-        held: Sequence[Step] = (),
+        stream_judges: Sequence[Step] = (),
         *,
         refuses_streams: bool = False,
     ) -> None:
         self._tenant = tenant
         self._before = tuple(before)
         self._after = tuple(after)
-        self._held = tuple(held)
+        self._stream_judges = tuple(stream_judges)
         self.refuses_streams = refuses_streams
-        self.holds_streams = bool(held)
+        self.holds_streams = bool(stream_judges)
 
     def before(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """Return the request to send, or the reason to stop. `about` is called only for hooks."""
@@ -150,7 +150,7 @@ class Guard:
 
     def after_stream(self, body: bytes, about: Callable[[], About]) -> Coroutine[Any, Any, bytes | Stop]:
         """Judge a streamed answer that was held back, without the rules that let streams pass."""
-        return self._run(self._held, body, about)
+        return self._run(self._stream_judges, body, about)
 
     async def _run(self, steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
         for step in steps:
@@ -222,9 +222,9 @@ class Guards:
         before = [step for rule in bound for step in self._steps[id(rule)][0]]
         after = [step for rule in bound for step in self._steps[id(rule)][1]]
         judging = [rule for rule in bound if self._steps[id(rule)][1]]
-        held = [step for rule in judging if rule.streams is Streams.HOLD for step in self._steps[id(rule)][1]]
+        stream_judges = [step for rule in judging if rule.streams is Streams.HOLD for step in self._steps[id(rule)][1]]
         refuses = any(rule.streams is Streams.REFUSE for rule in judging)
-        return Guard(tenant, before, after, held, refuses_streams=refuses) if before or after else None
+        return Guard(tenant, before, after, stream_judges, refuses_streams=refuses) if before or after else None
 
     def _steps_of(self, rule: PolicyRule) -> tuple[list[Step], list[Step]]:
         before: list[Step] = []

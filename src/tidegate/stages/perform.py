@@ -56,7 +56,7 @@ FETCH_AGAIN_MS = 250
 _NO_COST = (0, 0, 0)
 
 
-class SliceAtWork(Protocol):
+class RunningSlice(Protocol):
     """The slice of an item as its worker holds it: when its calls may begin, and their limits."""
 
     @property
@@ -196,7 +196,7 @@ class Performer:
         self._rules = rules
         self._grace_ms = grace_ms
 
-    async def perform(self, state: SliceAtWork, item: Item) -> ItemVerdict | Again:
+    async def perform(self, state: RunningSlice, item: Item) -> ItemVerdict | Again:
         """Run one item. Cancelling this aborts the call."""
         begun_ms = self._clock.monotonic_ms()
         leased = state.slice
@@ -208,7 +208,7 @@ class Performer:
             return ended
         return self._verdict(leased, item, ended, int(self._clock.monotonic_ms() - begun_ms))
 
-    async def _end_checked(self, terms: AnswerTerms, state: SliceAtWork, item: Item) -> _ItemEnd | Again:
+    async def _end_checked(self, terms: AnswerTerms, state: RunningSlice, item: Item) -> _ItemEnd | Again:
         """Make the next try of an item whose answer must fit.
 
         If it does not fit, try again or fail the item.
@@ -245,7 +245,7 @@ class Performer:
         denied = self._rules.denial(replace(leased, model=terms.escalate_to))
         return denied is None or denied.retryable
 
-    async def _end(self, leased: LeasedSlice, state: SliceAtWork, item: Item, body: bytes) -> _ItemEnd | Again:
+    async def _end(self, leased: LeasedSlice, state: RunningSlice, item: Item, body: bytes) -> _ItemEnd | Again:
         """Judge the request, send it, and judge the answer.
 
         Field rules do not apply to a hook's changes.
@@ -314,7 +314,7 @@ class Performer:
             is_interactive=is_interactive,
         )
 
-    def _call(self, leased: LeasedSlice, state: SliceAtWork, item: Item, body: bytes, key: str) -> Call:
+    def _call(self, leased: LeasedSlice, state: RunningSlice, item: Item, body: bytes, key: str) -> Call:
         return Call(
             leased.job_id,
             item.number,
@@ -346,7 +346,7 @@ class Performer:
             request = audio.read_request(call.body)
             if request.holds_file:
                 return await self._upstream.send(_with_file(call, request, audio.file_in(request.file_url)))
-            async with self._held_file(call.share_owner, request.file_url) as file:
+            async with self._open_file(call.share_owner, request.file_url) as file:
                 return await self._upstream.send(_with_file(call, request, file))
         except audio.AudioFault as wrong:
             body = results.refused_body(str(wrong), wrong.code, f"body.{wrong.param}" if wrong.param else "body")
@@ -354,7 +354,7 @@ class Performer:
         raise refused
 
     @asynccontextmanager
-    async def _held_file(self, owner: str, url: str) -> AsyncIterator[AudioFile]:
+    async def _open_file(self, owner: str, url: str) -> AsyncIterator[AudioFile]:
         """Fetch a file and hold it.
 
         Raise Withheld while this owner has as many fetches as it may.
@@ -398,7 +398,7 @@ class Performer:
             )
         return audio.file_from(url, found.media_type, found.data)
 
-    def _never_sent(self, leased: LeasedSlice, state: SliceAtWork, item: Item) -> _ItemEnd | Again | None:
+    def _never_sent(self, leased: LeasedSlice, state: RunningSlice, item: Item) -> _ItemEnd | Again | None:
         """Return why this item is not sent; None if this process knows no reason."""
         if not leased.model:
             return _invalid_line(leased.job_id, item)
@@ -420,7 +420,9 @@ class Performer:
             return _failed(leased, item, "model_not_found", message)
         return None
 
-    def _stopped(self, state: SliceAtWork, item: Item, why: Denied | Stop, paid: _Paid = _NOT_PAID) -> _ItemEnd | Again:
+    def _stopped(
+        self, state: RunningSlice, item: Item, why: Denied | Stop, paid: _Paid = _NOT_PAID
+    ) -> _ItemEnd | Again:
         """Return the end of an item that policy stops.
 
         A stop for good fails the item. Any other only lets it wait, at most until the job's window
@@ -434,7 +436,7 @@ class Performer:
         return _failed(state.slice, item, why.code, why.message, paid)
 
     def _after_failure(
-        self, error: UpstreamError, leased: LeasedSlice, state: SliceAtWork, item: Item
+        self, error: UpstreamError, leased: LeasedSlice, state: RunningSlice, item: Item
     ) -> _ItemEnd | Again:
         deadline_ms = math.ceil(state.deadline_ms)
         now_ms = int(self._clock.monotonic_ms())

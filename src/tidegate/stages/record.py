@@ -62,7 +62,7 @@ class FlushLimits(msgspec.Struct, frozen=True):
     after_ms: int
     line_count_max: int
     size_bytes_max: int
-    held_bytes_max: int
+    unflushed_bytes_max: int
 
 
 class Recorder:
@@ -102,7 +102,7 @@ class Recorder:
         self._idle = asyncio.Event()
         self._idle.set()
         self._settling: set[tuple[str, int, str]] = set()
-        self._held_bytes = 0
+        self._unflushed_bytes = 0
         self._taken_count = self._committed_count = self._awaited_count = 0
         self._appended_s = 0.0
         self._retry_s = _RETRY_S
@@ -122,7 +122,7 @@ class Recorder:
         """
         return (
             self.failing
-            or self._held_bytes > self._limits.held_bytes_max
+            or self._unflushed_bytes > self._limits.unflushed_bytes_max
             or self._committed_count < self._awaited_count
         )
 
@@ -139,7 +139,7 @@ class Recorder:
         part.size_bytes += size_bytes
         part.line_count += 1
         self._taken_count += 1
-        self._held_bytes += size_bytes
+        self._unflushed_bytes += size_bytes
         if part.line_count >= self._limits.line_count_max or part.size_bytes >= self._limits.size_bytes_max:
             self._due.set()
         if part.line_count == 1:
@@ -306,7 +306,7 @@ class Recorder:
     def _complain(self, what: str, error: Exception, reason: str) -> None:
         metrics.record_failures.of(reason).inc()
         if not self.failing:
-            log.warning("record_postponed", what=what, error=str(error), held_bytes=self._held_bytes)
+            log.warning("record_postponed", what=what, error=str(error), unflushed_bytes=self._unflushed_bytes)
         self.failing = True
 
     async def _rewrite_later(self) -> None:
@@ -423,7 +423,7 @@ class Recorder:
         # more.
         self._upstream.recorded(_items(parts))
         self._settling.difference_update(finished, [key[:3] for key in released])
-        self._held_bytes -= sum(part.size_bytes for part in parts)
+        self._unflushed_bytes -= sum(part.size_bytes for part in parts)
         self._committed_count += sum(part.line_count for part in parts)
         # More parts may have been appended meanwhile.
         del self._appended[: len(parts)]

@@ -87,7 +87,7 @@ class Heartbeat:
         for holding in holdings:
             if holding.closing is not None:
                 ends_in_ms = min(ends_in_ms, self._close(holding))
-            elif holding.is_held:
+            elif holding.must_wait:
                 self._leased_work.close_job(holding.job_id)
         self._leased_work.move_deadlines(holdings, self._me.asked_ms)
         pending |= self._leases.pending

@@ -154,7 +154,7 @@ class LeasedWork:
         # Slices whose items will go like interactive calls later.
         self._turning: list[LeasedSliceState] = []
         self._is_inviting = False
-        self._is_shut = False
+        self._sends_one_at_a_time = False
         self.admitted: tuple[LeasedSliceState, Item] | None = None
         self.lease_until_ms = 0.0
         self.in_flight = 0
@@ -276,7 +276,7 @@ class LeasedWork:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self.lease_until_ms or not self.is_open:
             return None
-        if self._is_shut:
+        if self._sends_one_at_a_time:
             return self._take_admitted(now_ms)
         for model, stock in self._stocks.items():
             queue = stock.queue
@@ -303,12 +303,12 @@ class LeasedWork:
 
     # ---- one item at a time
 
-    def shut(self) -> None:
+    def send_one_at_a_time(self) -> None:
         """Send only admitted items, one at a time, until `reopen`."""
-        self._is_shut = True
+        self._sends_one_at_a_time = True
 
     def reopen(self) -> None:
-        self._is_shut = False
+        self._sends_one_at_a_time = False
         self.admitted = None
         self.wake()
 

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 _UNKNOWN_MODEL_ROOM = 256
 LONG_WAITING_EVERY_MS = 250
 # The most slices that a worker holds outside of the tide, so that they cannot keep all others out.
-LONG_WAITING_HELD_MAX = 64
+LONG_WAITING_MAX = 64
 
 
 class Leasing:
@@ -236,7 +236,7 @@ class LeaseRoom:
         Neither the tide nor a full worker holds them back.
         """
         now_ms = self._clock.monotonic_ms()
-        count_max = LONG_WAITING_HELD_MAX - self._leased_work.interactive_count()
+        count_max = LONG_WAITING_MAX - self._leased_work.interactive_count()
         if now_ms < self._long_waiting_at_ms or count_max <= 0 or not self._leased_work.is_open:
             return []
         self._long_waiting_at_ms = now_ms + LONG_WAITING_EVERY_MS

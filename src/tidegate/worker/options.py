@@ -11,7 +11,7 @@ from tidegate.stages.record import FlushLimits
 from tidegate.worker.heartbeat import CloseGrace
 from tidegate.worker.leasing import HoldLimits
 
-_HELD_BYTES_MAX = 64 << 20
+_UNFLUSHED_BYTES_MAX = 64 << 20
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -52,7 +52,10 @@ def worker_options(settings: Settings, scratch: Path) -> WorkerOptions:
         grace_ms=worker.grace_ms,
         cancel_grace_ms=worker.cancel_grace_ms,
         flush=FlushLimits(
-            worker.record_flush_ms, worker.record_lines_max, worker.record_bytes_max, held_bytes_max=_HELD_BYTES_MAX
+            worker.record_flush_ms,
+            worker.record_lines_max,
+            worker.record_bytes_max,
+            unflushed_bytes_max=_UNFLUSHED_BYTES_MAX,
         ),
         scratch=scratch,
         keep=KeepTimes(

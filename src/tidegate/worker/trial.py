@@ -94,7 +94,7 @@ class Trial:
         self._alone_wanted = asyncio.Event()
         self._begun_s: float | None = None
         self._rests_until_s: float | None = None
-        self._shut_at_s = 0.0
+        self._began_alone_s = 0.0
 
     def begin_again(self) -> None:
         """Forget the groups that ended, because a new incarnation or a new search begins."""
@@ -163,8 +163,8 @@ class Trial:
             self._group.discard(only)
             only.rest(rests_s * 1000)
             return
-        self._alone, self._shut_at_s = only, now_s
-        self._leased_work.shut()
+        self._alone, self._began_alone_s = only, now_s
+        self._leased_work.send_one_at_a_time()
         self._alone_wanted.set()
 
     def _rests_s(self, now_s: float) -> float:
@@ -214,7 +214,7 @@ class Trial:
                 self._alone = None
                 self._leased_work.reopen()
                 now_s = asyncio.get_running_loop().time()
-                self._rests_until_s = now_s + min(REST_SHARE * (now_s - self._shut_at_s), REST_S_MAX)
+                self._rests_until_s = now_s + min(REST_SHARE * (now_s - self._began_alone_s), REST_S_MAX)
 
     async def _run_alone(self, state: LeasedSliceState) -> None:
         await _until(lambda: not self._leased_work.in_flight and not self._leased_work.is_reading)

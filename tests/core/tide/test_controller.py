@@ -42,8 +42,8 @@ MOMENTS = st.tuples(
         awaiting=st.integers(0, 1000),
         awaiting_tokens=st.integers(0, 100_000),
         sent_tokens=st.integers(0, 10_000_000),
-        held_tokens=st.integers(0, 100_000),
-        held_ms=st.floats(0.0, 1e6),
+        waiting_tokens=st.integers(0, 100_000),
+        waiting_ms=st.floats(0.0, 1e6),
         interactive=st.none() | st.integers(0, 200),
         interactive_awaiting=st.none() | st.integers(0, 50),
         sample=st.none() | SAMPLES,
@@ -188,19 +188,19 @@ def test_beside_traffic_one_small_prompt_at_a_time() -> None:
 
 def test_a_prompt_that_was_held_for_long_goes_even_beside_traffic() -> None:
     tide = Tide(TidePolicy(256))
-    beside = Signals(0.0, interactive=1, interactive_awaiting=0, held_tokens=3_000)
+    beside = Signals(0.0, interactive=1, interactive_awaiting=0, waiting_tokens=3_000)
     assert tide.observe(beside).prompt_tokens == 512
-    assert tide.observe(replace(beside, held_ms=61_000.0)).prompt_tokens == 3_000
+    assert tide.observe(replace(beside, waiting_ms=61_000.0)).prompt_tokens == 3_000
     # One at a time: while something of ours waits for its first token, it does not.
-    waits = replace(beside, held_ms=61_000.0, in_flight=1, awaiting=1, awaiting_tokens=300)
+    waits = replace(beside, waiting_ms=61_000.0, in_flight=1, awaiting=1, awaiting_tokens=300)
     assert tide.observe(waits).prompt_tokens == 512
 
 
 def test_a_prompt_longer_than_any_limit_goes_after_long_quiet() -> None:
     tide = Tide(TidePolicy(256))
-    tide.observe(Signals(0.0, interactive=0, held_tokens=50_000))
-    assert tide.observe(Signals(9_000.0, interactive=0, held_tokens=50_000)).prompt_tokens == QUIET_TOKENS_MAX
-    assert tide.observe(Signals(11_000.0, interactive=0, held_tokens=50_000)).prompt_tokens == 50_000
+    tide.observe(Signals(0.0, interactive=0, waiting_tokens=50_000))
+    assert tide.observe(Signals(9_000.0, interactive=0, waiting_tokens=50_000)).prompt_tokens == QUIET_TOKENS_MAX
+    assert tide.observe(Signals(11_000.0, interactive=0, waiting_tokens=50_000)).prompt_tokens == 50_000
 
 
 def traffic(tide: Tide, now_ms: float, seconds: float, decoding: int) -> float:

@@ -34,7 +34,7 @@ from tidegate.worker.options import WorkerOptions
 from tidegate.worker.registration import Registration
 from tidegate.worker.worker import Worker, WorkerPorts
 
-HELD_BYTES_MAX = 1 << 20
+UNFLUSHED_BYTES_MAX = 1 << 20
 INGEST_S_MAX = 1.0
 REDIS_TIMEOUT_S = 0.1
 # Like everything else, what waits for a minute in the world waits for seconds here.
@@ -104,7 +104,9 @@ def _options(plan: Plan, scratch: Path) -> WorkerOptions:
         sweep_ms=plan.sweep_ms,
         grace_ms=plan.grace_ms,
         cancel_grace_ms=plan.cancel_grace_ms,
-        flush=FlushLimits(plan.flush_ms, plan.flush_lines, HELD_BYTES_MAX, held_bytes_max=HELD_BYTES_MAX),
+        flush=FlushLimits(
+            plan.flush_ms, plan.flush_lines, UNFLUSHED_BYTES_MAX, unflushed_bytes_max=UNFLUSHED_BYTES_MAX
+        ),
         scratch=scratch,
         keep=KeepTimes(orphan_ms=plan.garbage_safety_ms),
     )

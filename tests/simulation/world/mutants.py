@@ -226,7 +226,7 @@ MUTANTS: dict[str, Mutant] = {
     "alone_in_company": Mutant(
         "poison",
         "an item is called alone while others are in flight",
-        patch(leased_work.LeasedWork, leased_work.LeasedWork.shut.__name__, lambda self: None),
+        patch(leased_work.LeasedWork, leased_work.LeasedWork.send_one_at_a_time.__name__, lambda self: None),
     ),
     "losses_unchecked": Mutant(
         "lonely_poison",

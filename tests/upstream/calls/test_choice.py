@@ -10,7 +10,7 @@ from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import Ambiguous
 from tidegate.core.nouns import Call
-from tidegate.upstream.calls.admission import View, choose, shut_beside
+from tidegate.upstream.calls.admission import View, choose, open_circuit_beside
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
@@ -204,8 +204,8 @@ async def test_an_open_circuit_is_probed_by_items_and_by_users_only_once_it_answ
 ) -> None:
     pair.opens_circuit(pair.two)
     assert (pair.chooses(), pair.chooses(FLEX), pair.chooses(USER)) == ("two", "two", "one")
-    assert shut_beside(pair.route, pair.one, NOW_MS) is pair.two
-    assert shut_beside(pair.route, pair.two, NOW_MS) is None
+    assert open_circuit_beside(pair.route, pair.one, NOW_MS) is pair.two
+    assert open_circuit_beside(pair.route, pair.two, NOW_MS) is None
     pair.two.breaker.probe_answered()
     assert pair.chooses(USER) == "two"
     pair.two.breaker.has_answered = False
@@ -213,11 +213,11 @@ async def test_an_open_circuit_is_probed_by_items_and_by_users_only_once_it_answ
     assert pair.chooses(USER) == "two"
     pair.two.breaker.begin_probe(NOW_MS)
     assert pair.chooses(USER) is None, "it is not due"
-    assert shut_beside(pair.route, pair.one, NOW_MS) is None
+    assert open_circuit_beside(pair.route, pair.one, NOW_MS) is None
     pair.two.rest_until(NOW_MS)
     pair.two.breaker.ready_at_ms = NOW_MS
     assert pair.chooses(USER) == "two"
-    assert shut_beside(pair.route, pair.one, NOW_MS) is pair.two
+    assert open_circuit_beside(pair.route, pair.one, NOW_MS) is pair.two
 
 
 async def test_a_prefix_sticks_to_one_deployment_whatever_its_load_while_there_are_several(pair: Pair) -> None:

@@ -20,10 +20,10 @@ async def test_a_call_that_begins_stands_no_longer() -> None:
         at.tide.stands("first", b"x" * 100)
         at.tide.stands("second", b"x" * 100)
         flight = at.tide.begin_flight("first", b"x" * 100, at.world.clock.monotonic_ms())
-        assert list(at.tide._held) == ["second"]
+        assert list(at.tide._waiting) == ["second"]
         at.tide.end_flight(flight, None)
         at.tide.forget("second")
-        assert not at.tide._held
+        assert not at.tide._waiting
 
 
 async def test_calls_teach_how_long_a_prompt_waits_but_not_each_of_those_that_end_at_once() -> None:

@@ -359,11 +359,11 @@ async def test_a_prompt_that_was_sent_elsewhere_or_was_given_up_is_not_waited_fo
         at.model.first_token.set()
         await user
         given_up = at.send(MIDDLE_BYTES)
-        await eventually(lambda: at.tide._held, "it to be held")
+        await eventually(lambda: at.tide._waiting, "it to be held")
         at.world.clock.advance(61_000)
         given_up.cancel()
         await asyncio.gather(given_up, return_exceptions=True)
-        assert not at.tide._held
+        assert not at.tide._waiting
         at.model.batch.set()
         assert (await at.send()).status == 200
 
@@ -375,7 +375,7 @@ async def test_a_prompt_that_waited_in_vain_holds_up_no_other_until_it_comes_aga
         await user
         with pytest.raises(UpstreamError):
             await at.send(MIDDLE_BYTES)
-        assert [held.stands for held in at.tide._held.values()] == [False]
+        assert [waiting.stands for waiting in at.tide._waiting.values()] == [False]
 
 
 async def test_of_a_call_that_never_came_again_nothing_is_kept() -> None:
@@ -387,7 +387,7 @@ async def test_of_a_call_that_never_came_again_nothing_is_kept() -> None:
         assert not at.tide.is_idle
         at.world.clock.advance(31_000)
         await at.turned()
-        assert not at.tide._held
+        assert not at.tide._waiting
 
 
 # What the engine says.

@@ -149,7 +149,7 @@ def test_a_body_that_is_held_must_be_there_in_time(held: Held) -> None:
 
 def _has_begun(held: Held) -> bool:
     """Whether the server has begun to read a body that it will hold."""
-    return bool(held.world.web.app.room.held_bytes)
+    return bool(held.world.web.app.room.taken_bytes)
 
 
 @pytest.mark.parametrize("other", ["", "b"])

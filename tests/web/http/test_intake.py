@@ -27,7 +27,7 @@ class Sender:
         self.intake = Intake(self._receive, headers, HandClock(), self.room)
 
     async def _receive(self) -> Message:
-        self.taken.append(self.room.held_bytes)
+        self.taken.append(self.room.taken_bytes)
         return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
 
 
@@ -37,10 +37,10 @@ async def test_room_is_taken_by_what_a_body_says_of_itself_or_as_it_comes(
 ) -> None:
     sender = Sender([b"abcd", b"ef"], declared)
     assert await sender.intake.whole(6, OVER) == b"abcdef"
-    assert (sender.taken, sender.room.held_bytes) == (taken, 6)
+    assert (sender.taken, sender.room.taken_bytes) == (taken, 6)
     for _ in range(2):
         sender.intake.release()
-        assert sender.room.held_bytes == 0
+        assert sender.room.taken_bytes == 0
 
 
 async def test_a_body_that_says_it_is_too_large_takes_no_room_and_is_not_read() -> None:
@@ -48,4 +48,4 @@ async def test_a_body_that_says_it_is_too_large_takes_no_room_and_is_not_read() 
     with pytest.raises(ApiProblem) as problem:
         await sender.intake.whole(6, OVER)
     assert problem.value is OVER
-    assert (sender.taken, sender.room.held_bytes) == ([], 0)
+    assert (sender.taken, sender.room.taken_bytes) == ([], 0)

@@ -30,7 +30,7 @@ class TidePolicy(msgspec.Struct, frozen=True):
     `is_known`: an operator gave `calls_max`, so the tide begins there and only refusals lower it; else it is learned.
     `yields`: batch gives way to interactive calls; an engine of our own needs it, a hosted provider does not.
     `slowdown_max` is the share by which interactive tokens may come later because of batch, on average. A ready item whose
-    prompt is too long to go beside traffic is held for `held_ms_max` at most, unless that slowdown is used up.
+    prompt is too long to go beside traffic is held for `waiting_ms_max` at most, unless that slowdown is used up.
     """
 
     calls_max: int = 64
@@ -38,7 +38,7 @@ class TidePolicy(msgspec.Struct, frozen=True):
     capacity_fraction: float = 1.0
     yields: bool = True
     slowdown_max: float = 0.08
-    held_ms_max: float = 60_000.0
+    waiting_ms_max: float = 60_000.0
     sample_age_ms_max: float = 3_000.0
 
     @property
@@ -60,7 +60,7 @@ SURPLUS_MAX, BESIDE_PER_SURPLUS = 8.0, 2.0
 UNSEEN_SHARE, UNSEEN_TOKENS, UNSEEN_TOKENS_MAX, UNSEEN_DOUBLING_MS = 0.5, 1_024, 2_048, 4_000.0
 MEMORY_MS = 60_000.0
 PAUSE_MS_MAX = 5_000.0
-HELD_AT_LAST = 10.0
+WAITED_AT_LAST = 10.0
 
 
 class Tide:
@@ -179,9 +179,9 @@ class Tide:
                 calls, 0, hand_back, f"first_token: {waits} for {'its' if waiting == 1 else 'theirs'}", True
             )
         tokens = BESIDE_TOKENS // max(1, signals.workers)
-        spent = self.slowdown > policy.slowdown_max and signals.held_ms < HELD_AT_LAST * policy.held_ms_max
-        if signals.held_ms > policy.held_ms_max and not spent and not signals.awaiting:
-            tokens = max(tokens, signals.held_tokens)
+        spent = self.slowdown > policy.slowdown_max and signals.waiting_ms < WAITED_AT_LAST * policy.waiting_ms_max
+        if signals.waiting_ms > policy.waiting_ms_max and not spent and not signals.awaiting:
+            tokens = max(tokens, signals.waiting_tokens)
         users = in_words(interactive, "interactive call")
         why = f"beside: {users}, slowed by {self.slowdown:.1%} of {policy.slowdown_max:.1%}"
         return Decision(calls, tokens, 0, why, True)
@@ -204,7 +204,7 @@ class Tide:
         tokens = tokens // max(1, signals.workers)
         if quiet_ms >= LONG_QUIET_MS:
             # Let a longer prompt that is held go too.
-            tokens = max(tokens, signals.held_tokens)
+            tokens = max(tokens, signals.waiting_tokens)
         return Decision(max(1, min(ceiling, cap, calls)), tokens, 0, f"quiet: for {quiet_ms / 1000:.1f} s")
 
     def _blind(self, signals: Signals) -> Decision:

@@ -43,7 +43,7 @@ class Signals(msgspec.Struct, frozen=True):
     """One deployment at one moment: our own batch calls, interactive calls, the engine's metrics, and refusals.
 
     `awaiting` are our calls without a first token, `awaiting_tokens` their prompts; `sent_tokens` are all prompts sent so
-    far. `held_tokens` is the prompt of the ready item that has been held back for longest, `held_ms` for how long.
+    far. `waiting_tokens` is the prompt of the ready item that has been held back for longest, `waiting_ms` for how long.
     `interactive` and `interactive_awaiting` are what our own gateway sees, at once; None where no traffic passes it.
     `sample` is the engine's last one, however often it was shown before. `ended` are the calls of ours that were answered
     since the last signals, `refusals` the 429s and 503s since then. `workers` are the processes that send batch calls there:
@@ -56,8 +56,8 @@ class Signals(msgspec.Struct, frozen=True):
     awaiting: int = 0
     awaiting_tokens: int = 0
     sent_tokens: int = 0
-    held_tokens: int = 0
-    held_ms: float = 0.0
+    waiting_tokens: int = 0
+    waiting_ms: float = 0.0
     interactive: int | None = None
     interactive_awaiting: int | None = None
     sample: EngineSample | None = None

@@ -45,10 +45,10 @@ class Workers(Table):
                 JobState(state),
                 JobState(closing) if closing else None,
                 ms,
-                bool(is_held),
+                bool(must_wait),
                 left_ms,
             )
-            for job_id, first, token, state, closing, ms, is_held, left_ms in rows
+            for job_id, first, token, state, closing, ms, must_wait, left_ms in rows
         ]
 
     @reads

@@ -59,7 +59,7 @@ where model = :model and share_owner = :share_owner and state = 'open'
 select cast(:token as text) as token,
     coalesce((select m.leased_at from job_models m where m.job_id = j.id and m.model = :model), 0) + 1000 < now_ms() as is_old,
     exists (select 1 from slices s
-        where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased') as is_held,
+        where s.job_id = :job_id and s.lease_token = :token and s.worker_id = :worker_id and s.state = 'leased') as is_replay,
     j.tenant_id, j.work_blob_id, j.expires_at - now_ms() as expires_in_ms,
     coalesce((select t.name from tenants t where t.id = j.tenant_id), '') as tenant, j.share_owner, j.key_id, j.user_name,
     (select k.team from keys k where k.id = j.key_id) as team, j.limits, j.answers, j.shape, j.traceparent,

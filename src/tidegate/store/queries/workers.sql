@@ -21,7 +21,7 @@ returning alive_until;
 -- slices of unknown tokens, stops sending of a job that closes, is paused or must wait, and learns
 -- of a moved deadline.
 select s.job_id, s.first, s.lease_token, j.state, j.closing, coalesce(now_ms() - j.closing_at, 0) as closing_for_ms,
-    case when j.paused_at is not null or j.not_before > now_ms() then 1 else 0 end as is_held, j.expires_at - now_ms() as expires_in_ms
+    case when j.paused_at is not null or j.not_before > now_ms() then 1 else 0 end as must_wait, j.expires_at - now_ms() as expires_in_ms
 from slices s
 join jobs j on j.id = s.job_id
 where s.worker_id = :id and s.state = 'leased';

@@ -206,19 +206,19 @@ class Leases(Table):
         # Lock jobs first and write their models last, both in one order, so that no deadlock is
         # possible.
         doors = await _open(tx, worker_id, sorted(picks, key=lambda one: one[0].job_id))
-        fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_held]
+        fresh = [(pick, token) for pick, token in picks if (door := doors.get(token)) and not door.is_replay]
         taken = await _lease(tx, worker_id, fresh, suspects_max, KEPT_FOR_CHECKS if keeps_rest else 0)
-        held: list[LeasedSlice] = []
+        leased: list[LeasedSlice] = []
         stamps: set[tuple[str, str]] = set()
         begun: set[str] = set()
         first_time: dict[str, list[tuple[int, int]]] = {}
         for pick, token in picks:
             door = doors.get(token)
-            if door is None or door.is_held:
-                held += await _held(tx, worker_id, pick, token)
+            if door is None or door.is_replay:
+                leased += await _leased_before(tx, worker_id, pick, token)
                 continue
             rows = taken.get(token, [])
-            held += [await _leased(tx, pick, door, row) for row in rows]
+            leased += [await _leased(tx, pick, door, row) for row in rows]
             if door.has_item_events:
                 first_time.setdefault(pick.job_id, []).extend((row[2], row[3]) for row in rows if row[-1] == 1)
             if rows and door.is_old:
@@ -232,7 +232,7 @@ class Leases(Table):
             await tx.all("job_models_begun", job_id=job_id)
         for job_id, model in sorted(stamps):
             await tx.all("job_models_leased", job_id=job_id, model=model)
-        return held
+        return leased
 
     @writes
     async def rest_job(self, tx: Tx, job_id: str, model: str, wait_ms: int) -> None:
@@ -372,13 +372,13 @@ class _Door(msgspec.Struct, frozen=True):
     """A job that is open for a lease.
 
     - `is_old`: its last lease was over a second ago.
-    - `is_held`: this is a replay of a lease that was made before.
+    - `is_replay`: this is a replay of a lease that was made before.
     - `job`: the facts about the job that each leased slice gets.
     """
 
     has_begun: bool
     is_old: bool
-    is_held: bool
+    is_replay: bool
     job: Row
 
     @property
@@ -424,7 +424,7 @@ async def _lease(
     return taken
 
 
-async def _held(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSlice]:
+async def _leased_before(tx: Tx, worker_id: str, pick: Pick, token: str) -> list[LeasedSlice]:
     """Return the slices that an earlier lease still has, even if its job is closing."""
     rows = await tx.all("slices_of_token", job_id=pick.job_id, token=token, worker_id=worker_id)
     if not rows:

@@ -123,19 +123,19 @@ async def _record_job(
         books.add_closed(Recorded(flush.job_id, 0, unused, closed=True, complete=False))
         return
     output_file_id, error_file_id, output_bytes, error_bytes, share_owner, has_item_events = row
-    held = await _held_tokens(tx, flush)
+    leased = await _leased_ranges(tx, flush)
     output = ResultFile(flush.job_id, output_file_id, output_bytes)
     answers = await logs.add_lines(output, flush.answers, flush.answers_placed, lambda entry: True)
     errors = await logs.add_lines(
         ResultFile(flush.job_id, error_file_id, error_bytes),
         flush.errors,
         flush.errors_placed,
-        lambda entry: _holds(held, entry.token, entry.number),
+        lambda entry: _is_leased(leased, entry.token, entry.number),
     )
     allowed = [
         (flush.job_id, a.number, a.count, a.wait_ms, a.reason, a.hand_backs, tries_text(a.tries))
         for token, a in flush.attempts
-        if _holds(held, token, a.number)
+        if _is_leased(leased, token, a.number)
     ]
     if allowed:
         await tx.many("attempt_put", sorted(allowed))
@@ -176,22 +176,22 @@ async def _count_unused(logs: "Logs", flush: JobFlush, new: list[Finished]) -> i
     return sum(end > recorded_to and id(entry) not in first for entry, end in zip(flush.answers, ends, strict=True))
 
 
-async def _held_tokens(tx: Tx, flush: JobFlush) -> dict[str, list[tuple[int, int]]]:
+async def _leased_ranges(tx: Tx, flush: JobFlush) -> dict[str, list[tuple[int, int]]]:
     """Return the job's slices that these tokens still lease.
 
     Verdicts under other tokens are refused.
     """
     tokens = {entry.token for entry in flush.errors} | {token for token, _ in flush.attempts}
-    held = {}
+    leased = {}
     for token in sorted(tokens):
         rows = await tx.all("slice_tokens", job_id=flush.job_id, token=token)
         if rows:
-            held[token] = [(row[0], row[0] + row[1]) for row in rows]
-    return held
+            leased[token] = [(row[0], row[0] + row[1]) for row in rows]
+    return leased
 
 
-def _holds(held: dict[str, list[tuple[int, int]]], token: str, number: int) -> bool:
-    return any(low <= number < high for low, high in held.get(token, ()))
+def _is_leased(leased: dict[str, list[tuple[int, int]]], token: str, number: int) -> bool:
+    return any(low <= number < high for low, high in leased.get(token, ()))
 
 
 # ---- the lines of a flush in the files of its jobs

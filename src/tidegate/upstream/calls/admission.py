@@ -191,7 +191,7 @@ def choose(
     if not is_user and not view.has_model_slots(route, call, now_ms):
         return None
     states = states_for(route, traffic)
-    best = spent = again = shut = None
+    best = spent = again = unready = None
     sticky: list[DeploymentState] | None = [] if call.prefix_salt and len(states) > 1 else None
     for state in states:
         if tried and state in tried:
@@ -214,7 +214,7 @@ def choose(
         if state.breaker.is_open:
             if not is_user or state.breaker.has_answered:
                 return state
-            shut = state
+            unready = state
             continue
         if sticky is not None:
             sticky.append(state)
@@ -224,10 +224,10 @@ def choose(
         return stick(sticky, call.prefix_group) or best
     if again is not None and best is None and spent is None and _is_full_elsewhere(view, route, call, tried, now_ms):
         return None
-    return best or spent or again or shut
+    return best or spent or again or unready
 
 
-def shut_beside(route: NameRoute, chosen: DeploymentState, now_ms: float) -> DeploymentState | None:
+def open_circuit_beside(route: NameRoute, chosen: DeploymentState, now_ms: float) -> DeploymentState | None:
     """Return a deployment with an open circuit beside a user's chosen one whose probe is due."""
     for state in route.interactive_states:
         if state.breaker.is_open and state is not chosen and state.ready_at_ms() <= now_ms:
@@ -323,7 +323,7 @@ class Feedback:
     def _learn(self, state: DeploymentState, call: Call, error: UpstreamError, now_ms: float) -> None:
         rested_until_ms = state.rests_until_ms
         if state.failed(error, call.idempotency_key, now_ms, self._entropy.uniform(0.0, 1.0)):
-            _say_shut(state, error)
+            _log_open_circuit(state, error)
         if self._rests is not None and state.rests_until_ms > rested_until_ms:
             self._rests.publish(state.deployment.name, math.ceil(state.rests_until_ms - now_ms))
         is_ill = isinstance(error, Unavailable | Ambiguous | BrokenAnswer | KeyRejected)
@@ -331,7 +331,7 @@ class Feedback:
             self._backpressure.failed(state)
 
 
-def _say_shut(state: DeploymentState, error: UpstreamError) -> None:
+def _log_open_circuit(state: DeploymentState, error: UpstreamError) -> None:
     name = state.deployment.name
     if isinstance(error, KeyRejected):
         log.error("upstream_key_rejected", deployment=name, status=error.status, to_do="check the deployment's api_key")

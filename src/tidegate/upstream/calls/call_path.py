@@ -46,7 +46,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.nouns import Answer, Call
 from tidegate.core.ports import Clock
-from tidegate.upstream.calls.admission import Admission, Admissions, Feedback, View, choose, shut_beside
+from tidegate.upstream.calls.admission import Admission, Admissions, Feedback, View, choose, open_circuit_beside
 from tidegate.upstream.calls.budget_wait import BudgetWait
 from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
 from tidegate.upstream.calls.slot_queue import SlotQueue
@@ -134,9 +134,9 @@ class CallPath:
         put_off: list[DeploymentState] = []
         while True:
             if traffic is not None and len(route.interactive_states) > 1 and is_users(traffic):
-                shut = shut_beside(route, state, now_ms)
-                if shut is not None:
-                    self._probes.ask(shut)
+                probe_due = open_circuit_beside(route, state, now_ms)
+                if probe_due is not None:
+                    self._probes.ask(probe_due)
             try:
                 return await self._open_at(route, state, call, traffic, now_ms)
             except Withheld as error:

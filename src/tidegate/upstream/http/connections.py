@@ -455,7 +455,7 @@ class InFlightCall(msgspec.Struct, eq=False):
     _speaking: bool = False
     _body_since: float | None = None
     _received_bytes: int = 0
-    _held: bool = False
+    _is_paused: bool = False
 
     def writing(self, writer: BaseProtocol) -> None:
         """Note that bytes may have reached the upstream from now on."""
@@ -477,9 +477,9 @@ class InFlightCall(msgspec.Struct, eq=False):
             self._received_bytes += len(chunk)
         self._step += 1
 
-    def pause_timeout(self, held: bool) -> None:
+    def pause_timeout(self, is_paused: bool) -> None:
         """Stop the upstream's clock during a wait for the reader."""
-        self._held = held
+        self._is_paused = is_paused
         self._step += 1
 
     def overdue(self, now: float, limits: HttpLimits) -> str | None:
@@ -493,7 +493,7 @@ class InFlightCall(msgspec.Struct, eq=False):
             self._seen_step = self._step
             self._seen_since = now
         still_s = now - self._seen_since
-        if self._held:
+        if self._is_paused:
             slow = still_s >= limits.client_timeout_s
             return f"nothing of it was taken for {limits.client_timeout_s:g} s" if slow else None
         if self.sent and not self._written:

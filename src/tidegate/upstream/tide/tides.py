@@ -42,7 +42,7 @@ HAND_BACKS_MAX = 2
 # This many calls may wait at a deployment that admits fewer: one of them may have a short enough
 # prompt.
 READY_MAX = 16
-HELD_MAX = 1_000
+WAITING_MAX = 1_000
 # Room is kept for a call that has waited for the first time; one that was not seen for the second
 # is forgotten.
 KEPT_FROM_MS, FORGOTTEN_MS = 10_000.0, 30_000.0
@@ -84,7 +84,7 @@ class Room(Protocol):
         """Let waiting calls look again."""
 
 
-class TideHold(msgspec.Struct):
+class WaitingPrompt(msgspec.Struct):
     """One ready call that may not begin yet: its prompt's length, and the moments of its wait."""
 
     prompt_tokens: int
@@ -139,7 +139,7 @@ class DeploymentTide:
         self._flights: dict[BackgroundFlight, None] = {}
         self._awaiting_tokens = self._sent_tokens = 0
         self._ahead: list[int] = []
-        self._held: dict[str, TideHold] = {}
+        self._waiting: dict[str, WaitingPrompt] = {}
         self._ended: list[Ended] = []
         self._refusals = 0
         self._learned_ms = -LEARN_EVERY_MS
@@ -168,7 +168,7 @@ class DeploymentTide:
             return True
         if prompt_tokens(body) > self.decision.prompt_tokens - self._awaiting_tokens:
             return False
-        return not self._held or not self._is_kept_for_another(key)
+        return not self._waiting or not self._is_kept_for_another(key)
 
     def stands(self, key: str, body: bytes) -> None:
         """Note that a call waits to begin.
@@ -178,31 +178,31 @@ class DeploymentTide:
         if not self.yields:
             return
         now_ms = self._clock.monotonic_ms()
-        held = self._held.get(key)
-        if held is not None:
-            held.seen_ms, held.stands = now_ms, True
-        elif len(self._held) < HELD_MAX:
-            self._held[key] = TideHold(prompt_tokens(body), now_ms, now_ms)
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting.seen_ms, waiting.stands = now_ms, True
+        elif len(self._waiting) < WAITING_MAX:
+            self._waiting[key] = WaitingPrompt(prompt_tokens(body), now_ms, now_ms)
 
     def leaves(self, key: str) -> None:
         """Note that a call does not wait any more, but may come again."""
-        held = self._held.get(key)
-        if held is not None:
-            held.seen_ms, held.stands = self._clock.monotonic_ms(), False
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting.seen_ms, waiting.stands = self._clock.monotonic_ms(), False
 
     def forget(self, key: str) -> None:
         """Forget a waiting call, because it begins or will not come again."""
-        self._held.pop(key, None)
+        self._waiting.pop(key, None)
 
     def _is_kept_for_another(self, key: str) -> bool:
         """Return whether the room is kept for another call, the one that has waited longest.
 
         Otherwise shorter prompts would take it again and again.
         """
-        first, held = next(iter(self._held.items()))
-        if first == key or not held.stands or held.prompt_tokens > self.decision.prompt_tokens:
+        first, waiting = next(iter(self._waiting.items()))
+        if first == key or not waiting.stands or waiting.prompt_tokens > self.decision.prompt_tokens:
             return False
-        return self._clock.monotonic_ms() - held.since_ms >= KEPT_FROM_MS
+        return self._clock.monotonic_ms() - waiting.since_ms >= KEPT_FROM_MS
 
     def begin_flight(
         self, key: str, body: bytes, now_ms: float, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")
@@ -215,7 +215,7 @@ class DeploymentTide:
         flight = BackgroundFlight(prompt_tokens(body), now_ms, hand_backs, kind)
         self._flights[flight] = None
         if self.yields:
-            self._held.pop(key, None)
+            self._waiting.pop(key, None)
             self._await_first_token(flight)
         return flight
 
@@ -266,7 +266,7 @@ class DeploymentTide:
         self._no_longer_awaiting(flight)
         if self._clock.monotonic_ms() - self._asked_ms >= OWN_EVENTS_MS:
             self.act()
-        elif self._held:
+        elif self._waiting:
             # The controller decided a moment ago, and its limit has room again.
             self._room.wake()
 
@@ -285,7 +285,7 @@ class DeploymentTide:
             self._hand_back(decision.hand_back)
         if decision.calls > before.calls or decision.prompt_tokens > before.prompt_tokens:
             self._room.announce()
-        elif self._held:
+        elif self._waiting:
             self._room.wake()
 
     def _signals(self, now_ms: float) -> Signals:
@@ -295,7 +295,7 @@ class DeploymentTide:
         if not self.yields:
             return Signals(now_ms, workers, len(self._flights), ended=ended, refusals=refusals)
         awaiting = sum(flight.awaiting for flight in self._flights)
-        held = self._longest_held(now_ms)
+        waiting = self._longest_waiting(now_ms)
         seen = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
         others = self.others
         # If no gateway sends users' calls, only the engine's metrics can show users.
@@ -307,8 +307,8 @@ class DeploymentTide:
             awaiting=awaiting,
             awaiting_tokens=self._awaiting_tokens,
             sent_tokens=self._sent_tokens,
-            held_tokens=held.prompt_tokens if held else 0,
-            held_ms=now_ms - held.since_ms if held else 0.0,
+            waiting_tokens=waiting.prompt_tokens if waiting else 0,
+            waiting_ms=now_ms - waiting.since_ms if waiting else 0.0,
             interactive=users.interactive + others.interactive if has_gateway else None,
             interactive_awaiting=users.awaiting + others.interactive_awaiting if has_gateway else None,
             sample=self._sample,
@@ -317,12 +317,12 @@ class DeploymentTide:
             workers=workers,
         )
 
-    def _longest_held(self, now_ms: float) -> TideHold | None:
-        while self._held:
-            key, held = next(iter(self._held.items()))
-            if held.stands or now_ms - held.seen_ms < FORGOTTEN_MS:
-                return held
-            del self._held[key]
+    def _longest_waiting(self, now_ms: float) -> WaitingPrompt | None:
+        while self._waiting:
+            key, waiting = next(iter(self._waiting.items()))
+            if waiting.stands or now_ms - waiting.seen_ms < FORGOTTEN_MS:
+                return waiting
+            del self._waiting[key]
         return None
 
     def _hand_back(self, count: int) -> None:
@@ -347,7 +347,7 @@ class DeploymentTide:
         """Return the report of this process's calls for the other processes."""
         now_ms = self._clock.monotonic_ms()
         has_gateway = self._gateway_ms is not None and now_ms - self._gateway_ms < GATEWAY_MS
-        workers = int(bool(self._flights) or bool(self._held))
+        workers = int(bool(self._flights) or bool(self._waiting))
         why = f"{in_words(self.calls, 'call')} ({self.decision.why})" if self._needs_engine else ""
         if why and self.is_closed:
             why += f", and it has no room for more ({Reason.TIDE_CLOSED})"
@@ -373,13 +373,15 @@ class DeploymentTide:
     @property
     def is_closed(self) -> bool:
         """Return whether interactive calls keep new or waiting background calls out."""
-        stands = any(held.stands for held in self._held.values())
+        stands = any(waiting.stands for waiting in self._waiting.values())
         return self.decision.has_users and (stands or len(self._flights) >= self.calls)
 
     @property
     def is_idle(self) -> bool:
         """Return whether we have no call in flight or waiting: then the engine need not be read."""
-        return not self._flights and not self._held and not self.users.interactive and self.decision.prompt_tokens > 0
+        return (
+            not self._flights and not self._waiting and not self.users.interactive and self.decision.prompt_tokens > 0
+        )
 
     @property
     def _needs_engine(self) -> bool:
@@ -387,7 +389,7 @@ class DeploymentTide:
 
         In a process without a worker only flex calls do.
         """
-        return self.runs_items or bool(self._flights) or bool(self._held)
+        return self.runs_items or bool(self._flights) or bool(self._waiting)
 
     async def look(self) -> None:
         """Read the engine's metrics, if it has any, and act on them.

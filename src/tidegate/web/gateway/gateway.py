@@ -77,12 +77,12 @@ class GatewayRoutes:
             return await self._background.create(request, caller, wish.body, wish.interactive_after_s)
         tenant = await self._tenant(caller)
         guard = self._guards.of(tenant, caller.key_id, wish.model) if self._guards.rules else None
-        judged = held = None
+        judged = judge_stream = None
         if guard is not None:
             about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
             wish = await guarded_wish(guard, about, wish)
             judged = functools.partial(guarded_answer, guard, about)
-            held = functools.partial(guarded_stream, guard, about) if guard.holds_streams else None
+            judge_stream = functools.partial(guarded_stream, guard, about) if guard.holds_streams else None
         clock, router = self._context.clock, self._context.router
         request_id = str(request.scope["tidegate.request_id"])
         budgets, parallel = self._bounds(tenant, caller)
@@ -114,7 +114,7 @@ class GatewayRoutes:
             caller.tenant_id if caller.key_id is not None else "",
         )
         opened = functools.partial(router.open, call, traffic)
-        return ProxyResponse(opened, dialect, clock, wish.model, request_id, judged, held)
+        return ProxyResponse(opened, dialect, clock, wish.model, request_id, judged, judge_stream)
 
     def _bounds(self, tenant: str, caller: Caller) -> tuple[tuple[Budget, ...], tuple[tuple[str, int], ...]]:
         """Return the budgets that bind a caller's calls, and the most open calls for each name that is counted; both

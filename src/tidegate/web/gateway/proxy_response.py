@@ -60,7 +60,7 @@ class ProxyResponse(Response):
         model: str,
         request_id: str,
         judged: Callable[[bytes], Awaitable[bytes]] | None = None,
-        held: Callable[[UpstreamResponse, Dialect], Awaitable[bytes]] | None = None,
+        judge_stream: Callable[[UpstreamResponse, Dialect], Awaitable[bytes]] | None = None,
     ) -> None:
         super().__init__()
         self._opened = opened
@@ -69,7 +69,7 @@ class ProxyResponse(Response):
         self._model = model
         self._request_id = request_id
         self._judged = judged
-        self._held = held
+        self._judge_stream = judge_stream
         self._has_left = False
         self._watching: asyncio.Task[None] | None = None
         # Whether the client has any of the answer, and whether all that it has of a stream is whole events.
@@ -180,8 +180,8 @@ class ProxyResponse(Response):
 
     async def _pass_on(self, response: UpstreamResponse, send: Send) -> str:
         headers = [*self._left_out(), (b"content-type", b"text/event-stream; charset=utf-8")]
-        if self._held is not None:
-            body = escape_line_breaks(await self._held(response, self._dialect))
+        if self._judge_stream is not None:
+            body = escape_line_breaks(await self._judge_stream(response, self._dialect))
             self._is_begun = True
             await send({"type": "http.response.start", "status": response.status, "headers": headers})
             await send(body_part(body, more=False))

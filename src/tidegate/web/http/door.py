@@ -99,7 +99,7 @@ class RequestDoor:
                 if limits is not None:
                     headers += await limits()
                 message = {**message, "headers": [*headers, *_named(request_id.encode()), *_ALWAYS]}
-            elif message.get("more_body") and intake.is_cut_unheard:
+            elif message.get("more_body") and intake.is_cut_silently:
                 raise KeyCut
             await send(message)
 

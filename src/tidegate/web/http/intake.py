@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 IDLE_S = 30.0
 # A body that is held in memory must be complete by then.
-HELD_BODY_S = 300.0
+WHOLE_BODY_S = 300.0
 RATE_MIN_BYTES_PER_S = 1_024
 RATE_GRACE_S = 30.0
 DRAIN_S = 5.0
@@ -47,7 +47,7 @@ class Intake:
         self.tenant_id = ""
         self.open_call: OpenCall | None = None
         self._room = room
-        self._held_bytes = 0
+        self._taken_bytes = 0
         self._receive = receive
         self._clock = clock
         self._began_ms = clock.monotonic_ms()
@@ -66,9 +66,9 @@ class Intake:
         self.open_call = open_call
 
     @property
-    def is_cut_unheard(self) -> bool:
+    def is_cut_silently(self) -> bool:
         """Return whether the key stopped working and only the next part of the body or of the answer can report it."""
-        return self.open_call is not None and self.open_call.is_cut_unheard
+        return self.open_call is not None and self.open_call.is_cut_silently
 
     async def __call__(self) -> Message:
         message = await self._receive()
@@ -92,7 +92,7 @@ class Intake:
                 )
             if self.received_bytes > bytes_max:
                 raise over or _too_large(bytes_max)
-            if self.is_cut_unheard:
+            if self.is_cut_silently:
                 raise refusal()
             if body := message.get("body", b""):
                 yield body
@@ -106,22 +106,22 @@ class Intake:
         chunks = []
         async for chunk in self.chunks(bytes_max, over):
             self._hold(self.received_bytes)
-            if self._clock.monotonic_ms() - self._began_ms > HELD_BODY_S * 1000:
+            if self._clock.monotonic_ms() - self._began_ms > WHOLE_BODY_S * 1000:
                 self._over = True
-                raise _too_slow(f"The request's body was not there within {HELD_BODY_S:g} seconds.")
+                raise _too_slow(f"The request's body was not there within {WHOLE_BODY_S:g} seconds.")
             chunks.append(chunk)
         return b"".join(chunks)
 
     def _hold(self, size_bytes: int) -> None:
-        if size_bytes > self._held_bytes:
-            self._room.reserve_room(self.tenant_id, size_bytes - self._held_bytes)
-            self._held_bytes = size_bytes
+        if size_bytes > self._taken_bytes:
+            self._room.reserve_room(self.tenant_id, size_bytes - self._taken_bytes)
+            self._taken_bytes = size_bytes
 
     def release(self) -> None:
         """Give back the room of the body when the request is over."""
-        if self._held_bytes:
-            self._room.release_room(self.tenant_id, self._held_bytes)
-            self._held_bytes = 0
+        if self._taken_bytes:
+            self._room.release_room(self.tenant_id, self._taken_bytes)
+            self._taken_bytes = 0
 
     async def _next(self) -> Message:
         try:
@@ -167,7 +167,7 @@ class BodyRoom:
         """Give a tenant at most half of all room, and always enough for one body of the largest size."""
         self._bytes_max = max(bytes_max, one_body_bytes_max)
         self._tenant_bytes_max = max(bytes_max // 2, one_body_bytes_max)
-        self.held_bytes = 0
+        self.taken_bytes = 0
         self._by_tenant: Counter[str] = Counter()
 
     def reserve_room(self, tenant_id: str, size_bytes: int) -> None:
@@ -179,7 +179,7 @@ class BodyRoom:
                 f"Your bodies under way may have {self._tenant_bytes_max:,} bytes together. Send it again once one is answered.",
                 retry_after_s=RETRY_AFTER_S,
             )
-        if self.held_bytes + size_bytes > self._bytes_max:
+        if self.taken_bytes + size_bytes > self._bytes_max:
             raise ApiProblem(
                 503,
                 "server_busy",
@@ -187,10 +187,10 @@ class BodyRoom:
                 retry_after_s=RETRY_AFTER_S,
             )
         self._by_tenant[tenant_id] += size_bytes
-        self.held_bytes += size_bytes
+        self.taken_bytes += size_bytes
 
     def release_room(self, tenant_id: str, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
+        self.taken_bytes -= size_bytes
         self._by_tenant[tenant_id] -= size_bytes
         if not self._by_tenant[tenant_id]:
             del self._by_tenant[tenant_id]
@@ -214,7 +214,7 @@ class OpenCall:
         self._calls = calls
 
     @property
-    def is_cut_unheard(self) -> bool:
+    def is_cut_silently(self) -> bool:
         """Return whether the key stopped working and the request has no listener for that."""
         return self.is_cut and self._listener is None
 

@@ -251,8 +251,8 @@ def tide_notes(
 
 def tides_closed(places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
     """Return the models without room beside interactive calls, as reported lately for every deployment that serves them."""
-    shut = {place for place, why in tides_now if schedule.Reason.TIDE_CLOSED in why}
-    return [model for model, serving in _serving(places, models).items() if serving and serving <= shut]
+    closed = {place for place, why in tides_now if schedule.Reason.TIDE_CLOSED in why}
+    return [model for model, serving in _serving(places, models).items() if serving and serving <= closed]
 
 
 def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
