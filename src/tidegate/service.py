@@ -239,7 +239,10 @@ async def callback_sender(settings: Settings) -> AsyncIterator[CallbackSender]:
 
 
 def _worker(make: Callable[[], Worker], parts: Parts, me: Registration, *, is_kept: bool) -> RunsItems:
-    """Make a worker. With `is_kept` it is restarted after an internal error, because its process also serves callers."""
+    """Make a worker.
+
+    With `is_kept` it is restarted after an internal error, because its process also serves callers.
+    """
     return KeptWorker(make, me, parts.settings.worker.heartbeat_ms) if is_kept else make()
 
 

@@ -62,10 +62,12 @@ class Parts(msgspec.Struct, frozen=True):
 async def opened(
     settings: Settings, *, read_only: bool = False, is_alone: bool = False, on_wait: Callable[[str], None] | None = None
 ) -> AsyncIterator[Parts]:
-    """Open the store and the blobs of these settings, at the current schema, and close them at the end.
+    """Open the store and the blobs of these settings, at the current schema, and close them at the
+    end.
 
     With `is_alone` no other process may write to an embedded store meanwhile; `on_wait` gets, once,
-    the process that this one waits for."""
+    the process that this one waits for.
+    """
     clock, entropy = SystemClock(), SystemEntropy()
     if not read_only:
         # Callers' data belongs to them and the operator: no other user of this machine may read it.

@@ -1,4 +1,5 @@
-"""Durable files: exclusive creation, whole writes, fsync of file and directory, and disk errors in words.
+"""Durable files: exclusive creation, whole writes, fsync of file and directory, and disk errors in
+words.
 
 Everything here blocks and is meant for a thread. Of blobs it knows only their errors.
 """
@@ -137,7 +138,9 @@ def whole_lines_bytes(fd: int) -> int:
 
 
 def try_write(directory: Path, name: str) -> None:
-    """Write, sync, read back and remove a small file, to find out whether the directory can be used."""
+    """Write, sync, read back and remove a small file, to find out whether the directory can be
+    used.
+    """
     path = directory / name
     path.unlink(missing_ok=True)
     fd = create_exclusive(path)

@@ -8,8 +8,9 @@ import msgspec
 class AnswerTerms(msgspec.Struct, frozen=True):
     """The schema that answers of a job must fit, and what to do with an answer that does not fit.
 
-    `schema` is a JSON schema as text; without one, each request's own format counts. A bad answer is asked for again
-    `tries_max` times, with what is wrong with it if `feedback`, and then once from the model `escalate_to`.
+    `schema` is a JSON schema as text; without one, each request's own format counts. A bad answer
+    is asked for again `tries_max` times, with what is wrong with it if `feedback`, and then once
+    from the model `escalate_to`.
     """
 
     schema: str | None = None

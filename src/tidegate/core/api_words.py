@@ -1,7 +1,7 @@
 """The fixed words of the APIs: names of fields, and values that name a kind.
 
-Guardrails do not look at these words. Each is fixed, so no text of a caller or a model can hide among them. A word that is missing here is
-looked at like any text.
+Guardrails do not look at these words. Each is fixed, so no text of a caller or a model can hide
+among them. A word that is missing here is looked at like any text.
 """
 
 

@@ -1,14 +1,18 @@
-"""Divide one whole number among several by weight, so that the parts add up to it exactly: largest remainder.
+"""Divide one whole number among several by weight, so that the parts add up to it exactly: largest
+remainder.
 
-Each gets floor(total · weight / weights). The rest goes, one by one, to the largest fractional parts, ties to the first. This module does
-not know what is divided: tokens and money both are.
+Each gets floor(total · weight / weights). The rest goes, one by one, to the largest fractional
+parts, ties to the first. This module does not know what is divided: tokens and money both are.
 """
 
 from collections.abc import Sequence
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """Return the parts of `total`, one for each weight, in order. Weights that are all 0 share evenly."""
+    """Return the parts of `total`, one for each weight, in order.
+
+    Weights that are all 0 share evenly.
+    """
     if total < 0 or any(weight < 0 for weight in weights):
         raise ValueError("only a number of at least 0 is divided, by weights of at least 0")
     if not weights:
@@ -20,7 +24,8 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
     parts = [total * share // whole for share in shares]
     left = total - sum(parts)
     if left:
-        # A remainder is a fraction of the same whole, so remainders compare as integers; sorting is stable, so ties go to the first.
+        # A remainder is a fraction of the same whole, so remainders compare as integers; sorting is
+        # stable, so ties go to the first.
         order = sorted(range(len(shares)), key=lambda index: -(total * shares[index] % whole))
         for index in order[:left]:
             parts[index] += 1

@@ -1,7 +1,9 @@
-"""The chain of the audit: each entry carries the hash of the one before it, so that a later change of an entry shows.
+"""The chain of the audit: each entry carries the hash of the one before it, so that a later change
+of an entry shows.
 
-An entry's hash is SHA-256 over a JSON array of the hash before it and all fields of the entry. The last number and hash, and
-those of the last entry that retention removed, are kept beside the entries: without them a missing end or beginning would not show.
+An entry's hash is SHA-256 over a JSON array of the hash before it and all fields of the entry. The
+last number and hash, and those of the last entry that retention removed, are kept beside the
+entries: without them a missing end or beginning would not show.
 """
 
 import hashlib
@@ -14,7 +16,11 @@ FINDINGS_MAX = 100
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One entry as it is stored. `before` and `after` are JSON texts. An entry of an earlier version has no number until it is chained."""
+    """One entry as it is stored.
+
+    `before` and `after` are JSON texts. An entry of an earlier version has no number until it is
+    chained.
+    """
 
     id: str
     happened_at: int
@@ -64,7 +70,9 @@ def hash_of(entry: AuditEntry) -> str:
 
 
 class ChainFinding(msgspec.Struct, frozen=True):
-    """A fault at one place of the chain: entries `number` to `last_number`; `id` names one that is still there."""
+    """A fault at one place of the chain: entries `number` to `last_number`; `id` names one that is
+    still there.
+    """
 
     kind: str
     number: int
@@ -74,9 +82,12 @@ class ChainFinding(msgspec.Struct, frozen=True):
 
 
 class ChainCheck:
-    """The check of a chain, page by page, oldest entry first. It collects the faults.
+    """The check of a chain, page by page, oldest entry first.
 
-    Each page comes with the chain's ends of the same moment, so entries may be added and pruned meanwhile.
+    It collects the faults.
+
+    Each page comes with the chain's ends of the same moment, so entries may be added and pruned
+    meanwhile.
     """
 
     def __init__(self, expected: tuple[int, str] | None = None) -> None:

@@ -1,7 +1,8 @@
 """The URLs and addresses that a tenant may have us call.
 
-A URL must match a strict grammar, so that no two parsers can read it differently. Its host is resolved only when something is
-sent; every address that comes back must be public. The lists are our own, because those of Python differ between its versions.
+A URL must match a strict grammar, so that no two parsers can read it differently. Its host is
+resolved only when something is sent; every address that comes back must be public. The lists are
+our own, because those of Python differ between its versions.
 """
 
 import re
@@ -13,9 +14,8 @@ URL_CHARS_MAX = 2_048
 HTTPS_PORTS = frozenset({443, 8443})
 HTTP_PORTS = frozenset({80})
 PORT_MAX = 65_535
-# Words for the result of a request. One word covers a host that does not resolve and one with an address
-# that is not public:
-# two would reveal names that only we can resolve.
+# Words for the result of a request. One word covers a host that does not resolve and one with an
+# address that is not public: two would reveal names that only we can resolve.
 TARGET_REFUSED = "target_refused"
 TOO_LARGE = "too_large"
 _GONE = 410
@@ -57,12 +57,13 @@ _SIX_OPEN = IPv6Network("2000::/3")
 _SIX_CLOSED = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
-# Networks whose addresses end with an IPv4 address, 6to4, which has one after its prefix, and Teredo,
-# which ends with an inverted one.
+# Networks whose addresses end with an IPv4 address, 6to4, which has one after its prefix, and
+# Teredo, which ends with an inverted one.
 _ENDING_IN_FOUR = tuple(map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")))
 _SIX_TO_FOUR = IPv6Network("2002::/16")
 _TEREDO = IPv6Network("2001::/32")
-# Closed even to a host that the operator allows: servers there give out a machine's identity, or are no single machine.
+# Closed even to a host that the operator allows: servers there give out a machine's identity, or
+# are no single machine.
 _NEVER_FOUR = tuple(
     map(IPv4Network, ("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "168.63.129.16/32", "100.100.100.200/32"))
 )
@@ -74,7 +75,9 @@ class TargetRefused(ValueError):
 
 
 class TargetRules(msgspec.Struct, frozen=True):
-    """The targets that the operator allows beyond public https: hosts at any address and port, and plain http."""
+    """The targets that the operator allows beyond public https: hosts at any address and port, and
+    plain http.
+    """
 
     allow_hosts: frozenset[str] = frozenset()
     allow_http: bool = False
@@ -116,7 +119,9 @@ class CallbackReply(msgspec.Struct, frozen=True):
 
 
 class FetchedFile(msgspec.Struct, frozen=True):
-    """The result of reading a file: its bytes and its type, or a status, or 0 and a word for why there is none."""
+    """The result of reading a file: its bytes and its type, or a status, or 0 and a word for why
+    there is none.
+    """
 
     status: int = 0
     failure: str = ""
@@ -175,7 +180,9 @@ def is_reachable(address: str) -> bool:
 
 
 def _parsed(address: str) -> IPv4Address | IPv6Address | None:
-    """Return the address that packets would reach: for IPv4 written or translated as IPv6, the IPv4 address."""
+    """Return the address that packets would reach: for IPv4 written or translated as IPv6, the IPv4
+    address.
+    """
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -190,7 +197,9 @@ def _parsed(address: str) -> IPv4Address | IPv6Address | None:
 
 
 def _hidden_four(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that a tunnel or a translator would make of this address; None where there is none."""
+    """Return the IPv4 address that a tunnel or a translator would make of this address; None where
+    there is none.
+    """
     bits = int(address)
     if address in _SIX_TO_FOUR:
         return IPv4Address(bits >> 80 & 0xFFFFFFFF)

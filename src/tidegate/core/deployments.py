@@ -1,7 +1,9 @@
-"""An operator's settings of model servers: the deployments, and the limits of the HTTP client that calls them.
+"""An operator's settings of model servers: the deployments, and the limits of the HTTP client that
+calls them.
 
-Half-given or impossible values are refused here, in words that say what to do, so nothing later has to check them. This
-module knows no HTTP client, opens no file and reads no environment: a key arrives as a `Secret` that was already resolved.
+Half-given or impossible values are refused here, in words that say what to do, so nothing later has
+to check them. This module knows no HTTP client, opens no file and reads no environment: a key
+arrives as a `Secret` that was already resolved.
 """
 
 from collections.abc import Iterable, Mapping
@@ -104,8 +106,8 @@ class Serves(StrEnum):
 
 
 class TideMode(StrEnum):
-    """The ways to find the batch share of a deployment: from metrics or by learning, or not at all (the
-    ceiling is the limit).
+    """The ways to find the batch share of a deployment: from metrics or by learning, or not at all
+    (the ceiling is the limit).
     """
 
     AUTO = "auto"
@@ -113,13 +115,16 @@ class TideMode(StrEnum):
 
 
 class Estimate(StrEnum):
-    """The ways to charge tokens before a call is sent: what such calls used to take, or all that it could take."""
+    """The ways to charge tokens before a call is sent: what such calls used to take, or all that it
+    could take.
+    """
 
     LIKELY = "likely"
     BOUND = "bound"
 
 
-# A long recording is answered only after all of it was read, so silence is no sign of trouble there.
+# A long recording is answered only after all of it was read, so silence is no sign of trouble
+# there.
 AUDIO_PATH = "/v1/audio/"
 AUDIO_TIMEOUT_S = 600.0
 
@@ -174,7 +179,10 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """The queue that takes a deployment's requests, and the one that returns its answers. `url` may carry a password."""
+    """The queue that takes a deployment's requests, and the one that returns its answers.
+
+    `url` may carry a password.
+    """
 
     url: Secret
     requests: str
@@ -319,14 +327,16 @@ class Deployment(msgspec.Struct, frozen=True):
         return max(self.upstream_max_batch_inputs, chats.upstream_max_batch_size if chats.groups else 1)
 
     def is_same_server(self, other: "Deployment") -> bool:
-        """Return whether calls to both reach the same server as the same caller, so that what is learned of
-        one holds for both.
+        """Return whether calls to both reach the same server as the same caller, so that what is
+        learned of one holds for both.
         """
         mine = (self.url, self.engine, self.api_key, self.tls, self.queue)
         return mine == (other.url, other.engine, other.api_key, other.tls, other.queue)
 
     def url_of(self, endpoint: str) -> str:
-        """Return the URL of an endpoint: `http://h/v1` and `http://h` both give `http://h/v1/chat/completions`."""
+        """Return the URL of an endpoint: `http://h/v1` and `http://h` both give
+        `http://h/v1/chat/completions`.
+        """
         base = self.url.rstrip("/")
         path = endpoint if endpoint.startswith("/") else "/" + endpoint
         if base.endswith("/v1") and path.startswith("/v1/"):
@@ -357,10 +367,12 @@ def _check_url(where: str, url: str) -> None:
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """A named route to a model with budgets of its own. Its `limits` replace the deployment's for the periods they name.
+    """A named route to a model with budgets of its own.
 
-    `fallbacks` name other resources or models, in order: a call goes on to them while it can neither be done nor has been billed.
-    `total_timeout_s` wins over that of the deployments.
+    Its `limits` replace the deployment's for the periods they name.
+
+    `fallbacks` name other resources or models, in order: a call goes on to them while it can
+    neither be done nor has been billed. `total_timeout_s` wins over that of the deployments.
     """
 
     name: str
@@ -404,10 +416,12 @@ def reached_names(resources: Iterable[Resource]) -> dict[str, tuple[str, ...]]:
 
 
 class HttpLimits(msgspec.Struct, frozen=True):
-    """The HTTP client's limits, fixed at start. `connections_max` is one ceiling per process over all deployments.
+    """The HTTP client's limits, fixed at start.
 
-    Batch work never takes `interactive_connections` of them. A client that takes nothing of its answer for `client_timeout_s` is
-    given up, because it keeps one of them busy.
+    `connections_max` is one ceiling per process over all deployments.
+
+    Batch work never takes `interactive_connections` of them. A client that takes nothing of its
+    answer for `client_timeout_s` is given up, because it keeps one of them busy.
     """
 
     connect_timeout_s: float = 10.0

@@ -35,7 +35,10 @@ class TidegateError(Exception):
 
 
 class WorkerBroken(TidegateError):
-    """A worker met an internal error. It has finished or aborted its calls and handed back what it held."""
+    """A worker met an internal error.
+
+    It has finished or aborted its calls and handed back what it held.
+    """
 
 
 class StoreError(TidegateError):
@@ -113,7 +116,11 @@ class ApiProblem(TidegateError):
 
 
 class UpstreamError(TidegateError):
-    """A failed call. `status` and `body` are the upstream's own, where it answered; `retry_after_ms` is what it asked for."""
+    """A failed call.
+
+    `status` and `body` are the upstream's own, where it answered; `retry_after_ms` is what it asked
+    for.
+    """
 
     reason = "upstream_error"
     billed = False
@@ -149,7 +156,10 @@ class Throttled(UpstreamError):
 
 
 class Withheld(Throttled):
-    """Our own limits hold a call back. `spent` names the budget, and `until_ms` is the monotonic moment to ask again."""
+    """Our own limits hold a call back.
+
+    `spent` names the budget, and `until_ms` is the monotonic moment to ask again.
+    """
 
     reason = "budget_spent"
     # Limits that free themselves within moments: a call waits for these in place.

@@ -8,7 +8,10 @@ from tidegate.core.job_shape import JobRetry
 
 
 class FollowUp(msgspec.Struct, frozen=True):
-    """The job and the items that run again, and the ids of the new job. Absent fields are taken from the first job."""
+    """The job and the items that run again, and the ids of the new job.
+
+    Absent fields are taken from the first job.
+    """
 
     of: str
     choice: RetryChoice

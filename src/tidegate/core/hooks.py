@@ -20,7 +20,8 @@ from tidegate.core.policy.guardrails import GuardrailCode as GuardrailCode
 MESSAGE_CHARS_MAX = 1_000
 BODY_BYTES_MAX = 32 << 20
 WAIT_MS_MAX = 86_400_000
-# Fields that decide where a request goes, how it is answered and who pays: they were judged before, and may not change.
+# Fields that decide where a request goes, how it is answered and who pays: they were judged before,
+# and may not change.
 FIXED = ("model", "stream")
 
 
@@ -43,7 +44,8 @@ class Misunderstood(Exception):
 class About(msgspec.Struct, frozen=True, gc=False):
     """The call's owner and target.
 
-    `batch_id` and `custom_id` are empty for an interactive call, `key_id` and `user` where there is none.
+    `batch_id` and `custom_id` are empty for an interactive call, `key_id` and `user` where there is
+    none.
     """
 
     endpoint: str
@@ -90,7 +92,10 @@ Own = Callable[[dict[str, Any], About], Any]
 
 
 class RuleBounds(msgspec.Struct, frozen=True):
-    """The calls that a rule binds: names of tenants, ids of keys, names of models. An empty set binds all."""
+    """The calls that a rule binds: names of tenants, ids of keys, names of models.
+
+    An empty set binds all.
+    """
 
     tenants: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
@@ -105,8 +110,8 @@ class RuleBounds(msgspec.Struct, frozen=True):
 
 
 class Streams(StrEnum):
-    """What to do with a streaming call whose answer must be judged: refuse it, pass it unjudged, or hold it
-    until it is judged.
+    """What to do with a streaming call whose answer must be judged: refuse it, pass it unjudged, or
+    hold it until it is judged.
     """
 
     REFUSE = "refuse"
@@ -115,8 +120,8 @@ class Streams(StrEnum):
 
 
 class PolicyRule(msgspec.Struct, frozen=True):
-    """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before the call,
-    after it, or both.
+    """One hook or guardrail as the operator wrote it: built in (`guardrail`), or own code before
+    the call, after it, or both.
     """
 
     name: str

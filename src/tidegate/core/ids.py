@@ -1,8 +1,11 @@
-"""Ids that callers see: a prefix and 22 base62 characters, made from 128 random bits that the caller of `make` draws.
+"""Ids that callers see: a prefix and 22 base62 characters, made from 128 random bits that the
+caller of `make` draws.
 
-A file's id begins with `file-`, as OpenAI's does; older files are stored as `file_…` and stay readable.
+A file's id begins with `file-`, as OpenAI's does; older files are stored as `file_…` and stay
+readable.
 
-An item's id is its job's id cut short plus the item's number, so a finished line in a log names its item without an index beside it.
+An item's id is its job's id cut short plus the item's number, so a finished line in a log names its
+item without an index beside it.
 """
 
 import re
@@ -54,7 +57,9 @@ def make(kind: str, random_bytes: bytes) -> str:
 
 
 def is_valid(kind: str, text: str) -> bool:
-    """Return whether this text could be an id of this kind; checked before any id from outside is used."""
+    """Return whether this text could be an id of this kind; checked before any id from outside is
+    used.
+    """
     return PATTERNS[kind].fullmatch(text) is not None
 
 

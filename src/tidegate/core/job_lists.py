@@ -10,8 +10,8 @@ from tidegate.core.nouns import FOREVER_MS
 class JobFilter(msgspec.Struct, frozen=True):
     """A filter for a tenant's jobs; a field that is not given matches all of them.
 
-    `words` may occur anywhere in a job's id, endpoint, model, metadata or the name of its input, in any case. Times are
-    milliseconds, the last one excluded.
+    `words` may occur anywhere in a job's id, endpoint, model, metadata or the name of its input, in
+    any case. Times are milliseconds, the last one excluded.
     """
 
     status: str | None = None
@@ -26,8 +26,8 @@ class JobFilter(msgspec.Struct, frozen=True):
 class JobSort(StrEnum):
     """The orders of a list of jobs.
 
-    Newest first; the next deadline first, among jobs that have not ended; largest first; most failures first, among jobs
-    with failures; dearest first, among jobs that cost anything.
+    Newest first; the next deadline first, among jobs that have not ended; largest first; most
+    failures first, among jobs with failures; dearest first, among jobs that cost anything.
     """
 
     CREATED = "created"

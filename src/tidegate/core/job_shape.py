@@ -1,6 +1,8 @@
-"""The shape of a job's work: its caller's wishes for all lines at once, and the files that its input is made of.
+"""The shape of a job's work: its caller's wishes for all lines at once, and the files that its
+input is made of.
 
-These are plain values that are stored with a job and sent to the process that reads its input. The code that uses them explains them.
+These are plain values that are stored with a job and sent to the process that reads its input. The
+code that uses them explains them.
 """
 
 from bisect import bisect_right
@@ -11,7 +13,8 @@ import msgspec
 
 
 class ParameterLevel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Parameters for the bodies of requests: a default fills in what a body leaves out, an override replaces its value.
+    """Parameters for the bodies of requests: a default fills in what a body leaves out, an override
+    replaces its value.
 
     They hold for one endpoint or one model where either is named.
     """
@@ -23,7 +26,9 @@ class ParameterLevel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InputPart(msgspec.Struct, frozen=True):
-    """One of the files that an input is made of: where its bytes lie, and their hash at the upload (empty: unknown)."""
+    """One of the files that an input is made of: where its bytes lie, and their hash at the upload
+    (empty: unknown).
+    """
 
     file_id: str
     path: str
@@ -31,10 +36,11 @@ class InputPart(msgspec.Struct, frozen=True):
 
 
 class InputPlaces(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The places of an input's lines for its author, who sent it in another form than one file of lines.
+    """The places of an input's lines for its author, who sent it in another form than one file of
+    lines.
 
-    `names` are the files that it was joined from, and `starts` the lines before each. `rows_before` are the rows of a table
-    before the input's first line; None: it is no table.
+    `names` are the files that it was joined from, and `starts` the lines before each. `rows_before`
+    are the rows of a table before the input's first line; None: it is no table.
     """
 
     names: tuple[str, ...] = ()
@@ -70,7 +76,8 @@ AS_WRITTEN = InputPlaces()
 class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
     """How failed items of one job are tried again, where that differs from the operator's way.
 
-    With `codes`, only failures with one of these codes or HTTP statuses are tried again, also some that would otherwise be final.
+    With `codes`, only failures with one of these codes or HTTP statuses are tried again, also some
+    that would otherwise be final.
     """
 
     attempts_max: int | None = None
@@ -82,9 +89,10 @@ class JobRetry(msgspec.Struct, frozen=True, omit_defaults=True):
 class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fixed part of what a caller asks for when creating a job.
 
-    `more_inputs` are the files after the first. Without `output_file_bytes_max` a result file has no limit. `betas` go with
-    every call to an engine of Anthropic's. With `dedupe`, identical requests run once; with `reuse_from`, lines that this
-    earlier job has answered do not run. `places` give the lines' places for an author who did not write them as one file.
+    `more_inputs` are the files after the first. Without `output_file_bytes_max` a result file has
+    no limit. `betas` go with every call to an engine of Anthropic's. With `dedupe`, identical
+    requests run once; with `reuse_from`, lines that this earlier job has answered do not run.
+    `places` give the lines' places for an author who did not write them as one file.
     """
 
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -105,7 +113,8 @@ class JobShape(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CopiedItems(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How many items of a job are not run: copies of identical items, and items that an earlier job has answered.
+    """How many items of a job are not run: copies of identical items, and items that an earlier job
+    has answered.
 
     They come after all others; their lines in the work file begin at `work_at`.
     """

@@ -1,7 +1,9 @@
-"""Limits of a JSON text that are checked by its bytes alone, before any parser makes objects of them: its encoding, its depth and its size.
+"""Limits of a JSON text that are checked by its bytes alone, before any parser makes objects of
+them: its encoding, its depth and its size.
 
-A byte of JSON can become thirty of memory, and while a parser makes them nothing else runs. So a text with more names, objects and
-lists than a request needs is turned away first. Marks inside strings do not count. This module does not parse.
+A byte of JSON can become thirty of memory, and while a parser makes them nothing else runs. So a
+text with more names, objects and lists than a request needs is turned away first. Marks inside
+strings do not count. This module does not parse.
 """
 
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ NODES_MAX = 100_000
 VALUES_MAX = 1_000_000
 TOO_MANY = f"The body has more than {NODES_MAX:,} names, objects and lists, or more than {VALUES_MAX:,} values: split the request."
 
-# Work on pieces of this size, because each quote costs many times its byte while a piece is looked at.
+# Work on pieces of this size, because each quote costs many times its byte while a piece is looked
+# at.
 PIECE_BYTES = 1 << 16
 _NODES = (b"[", b"{", b":")
 _VALUE_END = b","
@@ -30,8 +33,9 @@ def is_utf8(text: bytes) -> bool:
 
 
 def count_openers(text: bytes) -> int:
-    """Return how many brackets open in `text`; depth cannot be more. (`replace` finds bytes many times
-    faster than `count`.)
+    """Return how many brackets open in `text`; depth cannot be more.
+
+    (`replace` finds bytes many times faster than `count`.)
     """
     return 2 * len(text) - len(text.replace(b"{", b"")) - len(text.replace(b"[", b""))
 
@@ -54,10 +58,13 @@ def is_deeper_than(text: bytes, depth_max: int) -> bool:
 
 
 def has_too_many_values(text: bytes) -> bool:
-    """Return whether a JSON text has more names, objects and lists, or more values, than may be parsed at once."""
+    """Return whether a JSON text has more names, objects and lists, or more values, than may be
+    parsed at once.
+    """
     if len(text) <= NODES_MAX or not _are_above(_counted(text)):
         return False
-    # Most large texts are long strings: only one with this many marks pays for leaving its strings out.
+    # Most large texts are long strings: only one with this many marks pays for leaving its strings
+    # out.
     nodes = values = 0
     for piece in outside_strings(text, b"[{:,"):
         more = _counted(piece)

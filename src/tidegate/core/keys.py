@@ -81,9 +81,11 @@ def keyed_hash(pepper: bytes, text: str) -> bytes:
 
 
 class Scopes(msgspec.Struct, frozen=True):
-    """Every scope that a key may have: those that the front doors ask of a tenant, and the operators'.
+    """Every scope that a key may have: those that the front doors ask of a tenant, and the
+    operators'.
 
-    A key that is bound to environments has at most those `in_environments`: the other scopes open things that know no environments.
+    A key that is bound to environments has at most those `in_environments`: the other scopes open
+    things that know no environments.
     """
 
     tenant: tuple[str, ...]
@@ -94,7 +96,8 @@ class Scopes(msgspec.Struct, frozen=True):
         return (*self.tenant, *ADMIN_SCOPES)
 
     def text(self, names: Iterable[str]) -> str:
-        """Return scopes as the store keeps them; none given means all of a tenant's that exist today.
+        """Return scopes as the store keeps them; none given means all of a tenant's that exist
+        today.
 
         ValueError names one that does not exist.
         """
@@ -113,7 +116,9 @@ def scopes_from(text: str) -> frozenset[str]:
 
 
 def models_text(names: Iterable[str]) -> str:
-    """Return models, resources or environments that a key may use, as the store keeps them; none given means any."""
+    """Return models, resources or environments that a key may use, as the store keeps them; none
+    given means any.
+    """
     return json.dumps(sorted(set(names)))
 
 
@@ -123,7 +128,9 @@ def models_from(text: str) -> frozenset[str]:
 
 
 def addresses_text(networks: Iterable[str]) -> str:
-    """Return addresses and ranges that a key may be used from, as the store keeps them; none given means any."""
+    """Return addresses and ranges that a key may be used from, as the store keeps them; none given
+    means any.
+    """
     named = sorted(set(networks))
     return json.dumps(named) if named else ""
 

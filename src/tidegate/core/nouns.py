@@ -1,5 +1,8 @@
-"""The nouns of the engine, as stages pass them on. They are msgspec structs: each costs a fifth of a dataclass to make, and its class a
-fortieth to load."""
+"""The nouns of the engine, as stages pass them on.
+
+They are msgspec structs: each costs a fifth of a dataclass to make, and its class a fortieth to
+load.
+"""
 
 import math
 from array import array
@@ -15,8 +18,8 @@ from tidegate.core.job_controls import NO_CONTROLS, Canary, JobControls, RetryCh
 from tidegate.core.job_shape import NO_COPIES, PLAIN, WHOLE, CopiedItems, JobRetry, JobShape, ResultParts
 from tidegate.core.states import FileState, JobKind, JobState, Outcome, UploadState
 
-# The first bytes of a request by which requests are grouped for an engine, where no neighbour of its
-# batch shares a beginning.
+# The first bytes of a request by which requests are grouped for an engine, where no neighbour of
+# its batch shares a beginning.
 PREFIX_BYTES = 1024
 # Later than every moment.
 FOREVER_MS = 1 << 62
@@ -42,8 +45,10 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The caller of a request: every statement about a tenant's things carries its id. `limits` and `parallel_max` are the key's
-    own."""
+    """The caller of a request: every statement about a tenant's things carries its id.
+
+    `limits` and `parallel_max` are the key's own.
+    """
 
     tenant_id: str
     key_id: str | None = None
@@ -72,7 +77,10 @@ class File(msgspec.Struct, frozen=True):
 
 
 class UploadRequest(msgspec.Struct, frozen=True):
-    """A caller's description of a file that will be sent in parts. The file expires so long after its completion."""
+    """A caller's description of a file that will be sent in parts.
+
+    The file expires so long after its completion.
+    """
 
     size_bytes: int
     purpose: str
@@ -136,7 +144,9 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class AbandonedBlob(msgspec.Struct, frozen=True):
-    """A blob that is still being written though its owner is gone, and for how long it is; a log was recorded up to `recorded_to`."""
+    """A blob that is still being written though its owner is gone, and for how long it is; a log
+    was recorded up to `recorded_to`.
+    """
 
     id: str
     kind: str
@@ -146,7 +156,9 @@ class AbandonedBlob(msgspec.Struct, frozen=True):
 
 
 class StoredBlob(msgspec.Struct, frozen=True):
-    """The store's entry of a blob: its bytes are needed from the first to `size_bytes` while `uses` is above 0."""
+    """The store's entry of a blob: its bytes are needed from the first to `size_bytes` while `uses`
+    is above 0.
+    """
 
     id: str
     state: str
@@ -186,8 +198,11 @@ class AnswerTry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class JobWebhook(msgspec.Struct, frozen=True):
-    """The URL that is notified of one job's end, and of which ends. The secret is drawn with the job and is not read back with it.
-    Where `door` names a front door, that door words the events; `headers` are sent along and are not read back either."""
+    """The URL that is notified of one job's end, and of which ends.
+
+    The secret is drawn with the job and is not read back with it. Where `door` names a front door,
+    that door words the events; `headers` are sent along and are not read back either.
+    """
 
     url: str
     events: tuple[str, ...]
@@ -200,8 +215,10 @@ class JobWebhook(msgspec.Struct, frozen=True):
 
 
 class JobRequest(msgspec.Struct, frozen=True):
-    """A caller's request for a new job, already checked by the front door. With `door`, text of that door's own, the outcome of each
-    item is recorded as an event."""
+    """A caller's request for a new job, already checked by the front door.
+
+    With `door`, text of that door's own, the outcome of each item is recorded as an event.
+    """
 
     endpoint: str
     input_file_id: str
@@ -311,8 +328,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class SlicePlan(msgspec.Struct, frozen=True):
-    """A slice as ingest cuts it: a range of item numbers and the byte range of the work file that holds them. Items that cannot be sent
-    have no model and no endpoint."""
+    """A slice as ingest cuts it: a range of item numbers and the byte range of the work file that
+    holds them. Items that cannot be sent have no model and no endpoint.
+    """
 
     first: int
     count: int
@@ -324,8 +342,11 @@ class SlicePlan(msgspec.Struct, frozen=True):
 
 
 class IngestPlan(msgspec.Struct, frozen=True):
-    """The result of reading an input; slices are in work order. The first `sample_count` items are the job's canary; None without one.
-    `file_bytes` are the part of `prompt_bytes` that is letters of files and no text."""
+    """The result of reading an input; slices are in work order.
+
+    The first `sample_count` items are the job's canary; None without one. `file_bytes` are the part
+    of `prompt_bytes` that is letters of files and no text.
+    """
 
     item_count: int
     model: str | None
@@ -340,9 +361,12 @@ class IngestPlan(msgspec.Struct, frozen=True):
 
 
 class IngestSource(msgspec.Struct, frozen=True):
-    """The data that a worker needs to ingest a job. `blob_id` is None when the input is gone. `key_names` are the models and the
-    resources that the job's key may use, as the store keeps them; None without a key. `more` are the files after the first: id, hash
-    and blob of each."""
+    """The data that a worker needs to ingest a job.
+
+    `blob_id` is None when the input is gone. `key_names` are the models and the resources that the
+    job's key may use, as the store keeps them; None without a key. `more` are the files after the
+    first: id, hash and blob of each.
+    """
 
     job: Job
     sha256: str
@@ -353,8 +377,11 @@ class IngestSource(msgspec.Struct, frozen=True):
 
 
 class JobStart(msgspec.Struct, frozen=True):
-    """A job whose input was read. `weight_milli` is a thousand times the weight of its flows; with None flows keep their weight, and a
-    new flow has 1."""
+    """A job whose input was read.
+
+    `weight_milli` is a thousand times the weight of its flows; with None flows keep their weight,
+    and a new flow has 1.
+    """
 
     job_id: str
     token: str
@@ -366,8 +393,9 @@ class JobStart(msgspec.Struct, frozen=True):
 
 
 class Attempts(msgspec.Struct, frozen=True):
-    """The record of an item that failed at least once and may be tried again, not before `wait_ms` from now. `tries` are its answers
-    that did not fit."""
+    """The record of an item that failed at least once and may be tried again, not before `wait_ms`
+    from now. `tries` are its answers that did not fit.
+    """
 
     number: int
     count: int
@@ -379,10 +407,13 @@ class Attempts(msgspec.Struct, frozen=True):
 
 
 class LeasedSlice(msgspec.Struct, frozen=True):
-    """A slice that this worker may run until its heartbeat fails. `read_first` is the number of the first item in the byte range: a
-    slice that was split out of a larger one reads the larger one's range and takes only its own numbers. `tenant` is the tenant's name;
-    `item_units` are the work units of a mean item; `limits` and `retry` are the job's own. `interactive_in_ms` from now on its items go
-    like interactive calls; None where they never do."""
+    """A slice that this worker may run until its heartbeat fails.
+
+    `read_first` is the number of the first item in the byte range: a slice that was split out of a
+    larger one reads the larger one's range and takes only its own numbers. `tenant` is the tenant's
+    name; `item_units` are the work units of a mean item; `limits` and `retry` are the job's own.
+    `interactive_in_ms` from now on its items go like interactive calls; None where they never do.
+    """
 
     job_id: str
     tenant_id: str
@@ -414,8 +445,12 @@ class LeasedSlice(msgspec.Struct, frozen=True):
 
 
 class WorkerDuty(msgspec.Struct, frozen=True):
-    """The duty of a process. With a share owner it runs the jobs of that owner alone. `servers` is a name for the model servers of a
-    `tidegate run`, whose rates are kept apart from those of others with the same model."""
+    """The duty of a process.
+
+    With a share owner it runs the jobs of that owner alone. `servers` is a name for the model
+    servers of a `tidegate run`, whose rates are kept apart from those of others with the same
+    model.
+    """
 
     runs_items: bool = True
     share_owner: str = ""
@@ -454,14 +489,18 @@ class Item(msgspec.Struct):
     wait_ms: int = 0
     hand_backs: int = 0
     alone_losses: int = 0
-    # How many bytes of its body its neighbours in the work file share; 0 when they share too little.
+    # How many bytes of its body its neighbours in the work file share; 0 when they share too
+    # little.
     prefix_bytes: int = 0
-    # Its answers that did not fit, and the text of the last one, for as long as this worker has the item.
+    # Its answers that did not fit, and the text of the last one, for as long as this worker has the
+    # item.
     tries: tuple[AnswerTry, ...] = ()
     rejected_text: str = ""
 
     def count_attempts(self, attempt_count: int, hand_backs: int) -> None:
-        """Note how many attempts are used up by now, and how often a call was handed back for an interactive one."""
+        """Note how many attempts are used up by now, and how often a call was handed back for an
+        interactive one.
+        """
         self.attempt_count = attempt_count
         self.hand_backs = hand_backs
 
@@ -472,7 +511,10 @@ class Item(msgspec.Struct):
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One upstream request. `attempt_count` is how many calls of its item counted before: above 0 this is a retry."""
+    """One upstream request.
+
+    `attempt_count` is how many calls of its item counted before: above 0 this is a retry.
+    """
 
     job_id: str
     number: int
@@ -500,15 +542,21 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prefix_group(self) -> str:
-        """Return one word for all requests that begin alike, because engines cache prompts' beginnings."""
+        """Return one word for all requests that begin alike, because engines cache prompts'
+        beginnings.
+        """
         if not self.prefix_salt:
             return ""
         return blake2b(self.body[: self.prefix_bytes or PREFIX_BYTES], digest_size=8, salt=self.prefix_salt).hexdigest()
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """A whole 2xx answer. `body` is one line of JSON. `is_grouped`: other items shared its call. `priced` is the usage that budgets
-    were settled with, or its part of that; None where that is the reported usage, or where no budgets were asked."""
+    """A whole 2xx answer.
+
+    `body` is one line of JSON. `is_grouped`: other items shared its call. `priced` is the usage
+    that budgets were settled with, or its part of that; None where that is the reported usage, or
+    where no budgets were asked.
+    """
 
     status: int
     body: bytes
@@ -519,7 +567,9 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finished(msgspec.Struct, frozen=True, gc=False):
-    """One finished item on its way to the store: its line has `size_bytes` and follows those of its predecessors in the log."""
+    """One finished item on its way to the store: its line has `size_bytes` and follows those of its
+    predecessors in the log.
+    """
 
     number: int
     outcome: Outcome
@@ -548,7 +598,10 @@ class ItemVerdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobFlush(msgspec.Struct, frozen=True):
-    """The part of one flush that belongs to one job. Lines lie in `finished` order from `placed.at` on, per log."""
+    """The part of one flush that belongs to one job.
+
+    Lines lie in `finished` order from `placed.at` on, per log.
+    """
 
     job_id: str
     answers: list[Finished] = msgspec.field(default_factory=list)
@@ -559,8 +612,11 @@ class JobFlush(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """The result of recording one job's part of a flush. `stopped`: it passed a threshold of its job, which closes. `let_go`: it ended
-    the job's canary, and the other items may run."""
+    """The result of recording one job's part of a flush.
+
+    `stopped`: it passed a threshold of its job, which closes. `let_go`: it ended the job's canary,
+    and the other items may run.
+    """
 
     job_id: str
     new_count: int
@@ -579,7 +635,9 @@ class Idempotency(msgspec.Struct, frozen=True):
 
 
 class JobEnd(msgspec.Struct, frozen=True):
-    """How a job is published: how long its results are kept, and the status of its answer if the job is a response."""
+    """How a job is published: how long its results are kept, and the status of its answer if the
+    job is a response.
+    """
 
     keep_ms: int | None = None
     response_status: str = "completed"
@@ -596,14 +654,18 @@ class KeepTimes(msgspec.Struct, frozen=True):
     scan_max: int = 200
 
     def results_ms(self, job: "Job") -> int | None:
-        """Return how long a closing job's results are kept by default; None: as long as its record, as a response's are."""
+        """Return how long a closing job's results are kept by default; None: as long as its record,
+        as a response's are.
+        """
         if job.kind is not JobKind.BATCH:
             return None
         return self.completed_ms if job.closing is JobState.COMPLETED else self.failed_ms
 
 
 class PublishTurns(msgspec.Struct, frozen=True):
-    """The closed jobs to publish: those that cost so many bytes, and at most so many of each tenant before the next look."""
+    """The closed jobs to publish: those that cost so many bytes, and at most so many of each tenant
+    before the next look.
+    """
 
     bytes_min: int = 0
     bytes_max: int = 1 << 62
@@ -612,8 +674,11 @@ class PublishTurns(msgspec.Struct, frozen=True):
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """The most that one tenant may have waiting and create; 0 switches a limit off. Pending jobs count for the share owner and for the
-    key. A background response counts against `pending_responses_max` alone."""
+    """The most that one tenant may have waiting and create; 0 switches a limit off.
+
+    Pending jobs count for the share owner and for the key. A background response counts against
+    `pending_responses_max` alone.
+    """
 
     pending_jobs_max: int = 0
     queued_items_max: int = 0
@@ -627,7 +692,9 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 class ResponseInput(msgspec.Struct, frozen=True):
-    """The request of a background response, durable as the first bytes of its job's work file: the file that shows it, and its hash."""
+    """The request of a background response, durable as the first bytes of its job's work file: the
+    file that shows it, and its hash.
+    """
 
     file_id: str
     sha256: str
@@ -635,8 +702,9 @@ class ResponseInput(msgspec.Struct, frozen=True):
 
 
 class ResponseTerms(msgspec.Struct, frozen=True):
-    """The terms of a background response besides its request, which is kept for `keep_ms`; `interactive_after_ms` is counted from
-    now."""
+    """The terms of a background response besides its request, which is kept for `keep_ms`;
+    `interactive_after_ms` is counted from now.
+    """
 
     endpoint: str
     keep_ms: int
@@ -646,8 +714,9 @@ class ResponseTerms(msgspec.Struct, frozen=True):
 
 
 class UnrunLines(msgspec.Struct, frozen=True):
-    """Lines of items that were not run, which publish adds to the end of a result file: number, outcome and size of each.
-    `schema_invalid` counts those that say that no answer fitted."""
+    """Lines of items that were not run, which publish adds to the end of a result file: number,
+    outcome and size of each. `schema_invalid` counts those that say that no answer fitted.
+    """
 
     placed: Placed
     numbers: "array[int]"
@@ -660,7 +729,9 @@ class UnrunLines(msgspec.Struct, frozen=True):
 
 
 class Rewrite(msgspec.Struct, frozen=True):
-    """A result file in input order: where it lies, its items in that order, and each one's new place."""
+    """A result file in input order: where it lies, its items in that order, and each one's new
+    place.
+    """
 
     placed: Placed
     numbers: "array[int]"
@@ -683,7 +754,8 @@ class ModelPace(msgspec.Struct, frozen=True):
 class AwakeFlow(msgspec.Struct, frozen=True):
     """A flow as a sweep sees it.
 
-    `has_spent`: a job of it has no slice of the model left. `is_active`: it has slices out or ready.
+    `has_spent`: a job of it has no slice of the model left. `is_active`: it has slices out or
+    ready.
     """
 
     model: str

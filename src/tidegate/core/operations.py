@@ -1,4 +1,6 @@
-"""Operations: one action on every job that matches a filter, which workers carry out a few jobs at a time."""
+"""Operations: one action on every job that matches a filter, which workers carry out a few jobs at
+a time.
+"""
 
 import msgspec
 
@@ -9,8 +11,8 @@ RETRY = "retry"
 
 
 class OperationScope(msgspec.Struct, frozen=True):
-    """The action of an operation and its jobs: of one organization, or of all, those that match the filter
-    and that it can change.
+    """The action of an operation and its jobs: of one organization, or of all, those that match the
+    filter and that it can change.
     """
 
     action: str
@@ -21,8 +23,9 @@ class OperationScope(msgspec.Struct, frozen=True):
 class Impact(msgspec.Struct, frozen=True):
     """The impact of an operation.
 
-    `tokens` and `cost_nano` are what its items are expected to use from now on. `first_deadline` is that of the job that must
-    end first (None without one), and `due_soon` counts the jobs that must end within an hour.
+    `tokens` and `cost_nano` are what its items are expected to use from now on. `first_deadline` is
+    that of the job that must end first (None without one), and `due_soon` counts the jobs that must
+    end within an hour.
     """
 
     jobs: int
@@ -42,7 +45,11 @@ class OperationFailure(msgspec.Struct, frozen=True):
 
 
 class JobOperation(msgspec.Struct, frozen=True):
-    """An operation. `done` and `failed` count the jobs handled so far; `cursor_at` and `cursor_id` name the last of them."""
+    """An operation.
+
+    `done` and `failed` count the jobs handled so far; `cursor_at` and `cursor_id` name the last of
+    them.
+    """
 
     id: str
     actor: str

@@ -1,6 +1,8 @@
-"""The operator's decisions about tenants, models, slices and jobs, as one object that the stages and the worker ask.
+"""The operator's decisions about tenants, models, slices and jobs, as one object that the stages
+and the worker ask.
 
-This one binds nothing: every answer is the most permissive. `worker/policies.py` has the one that follows the settings.
+This one binds nothing: every answer is the most permissive. `worker/policies.py` has the one that
+follows the settings.
 """
 
 from collections.abc import Mapping
@@ -47,9 +49,10 @@ NO_TERMS = FixedTerms(bind_calls=False)
 class Policies:
     """The most permissive policies.
 
-    `model_of` is the model behind each resource, `reached_by` every name that a call to a resource may come under, and `fields_of`
-    the rules for callers' fields by name. `rules` are the hooks and guardrails, `in_flight_caps` the work units in flight by tenant,
-    and `tenants` what has to be known before a call's budgets are asked for.
+    `model_of` is the model behind each resource, `reached_by` every name that a call to a resource
+    may come under, and `fields_of` the rules for callers' fields by name. `rules` are the hooks and
+    guardrails, `in_flight_caps` the work units in flight by tenant, and `tenants` what has to be
+    known before a call's budgets are asked for.
     """
 
     model_of: Mapping[str, str] = MappingProxyType({})
@@ -60,7 +63,9 @@ class Policies:
     tenants: TenantTerms = NO_TERMS
 
     def unknown_wait_ms(self, model: str) -> int:
-        """Return how long items of an unknown model wait, because another process may know it; 0 when none does."""
+        """Return how long items of an unknown model wait, because another process may know it; 0
+        when none does.
+        """
         return 0
 
     def schedule_policy(self, override: ModeOverride) -> Policy:
@@ -80,7 +85,9 @@ class Policies:
         return ()
 
     def parallel(self, leased: LeasedSlice, key_max: int) -> tuple[tuple[str, int], ...]:
-        """Return the bounds on calls at once of a slice's tenant, user and key; `key_max` is the key's own, 0 for none."""
+        """Return the bounds on calls at once of a slice's tenant, user and key; `key_max` is the
+        key's own, 0 for none.
+        """
         return ()
 
     def retry(self, model: str) -> RetryPolicy:

@@ -18,7 +18,9 @@ from tidegate.core.usage.prices import Price
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Return wall time in unix milliseconds: for stamps that people read, never for a decision about a lease."""
+        """Return wall time in unix milliseconds: for stamps that people read, never for a decision
+        about a lease.
+        """
 
     def monotonic_ms(self) -> float:
         """Return the time of a clock that never jumps: for durations inside one process."""
@@ -33,7 +35,10 @@ class Entropy(Protocol):
 
 
 class BlobWriter(Protocol):
-    """A blob while it is written. Nothing counts until `finish` returns; after any failure the writer stays void."""
+    """A blob while it is written.
+
+    Nothing counts until `finish` returns; after any failure the writer stays void.
+    """
 
     async def write(self, data: bytes) -> None:
         """Take these bytes; they may be anywhere from memory to disk when this returns."""
@@ -46,9 +51,11 @@ class BlobWriter(Protocol):
 
 
 class ResultLog(Protocol):
-    """One incarnation's log of finished lines of one kind: private, random name, created exclusively.
+    """One incarnation's log of finished lines of one kind: private, random name, created
+    exclusively.
 
-    After any failed write the log raises BlobVoid for ever: its owner opens another one under another id.
+    After any failed write the log raises BlobVoid for ever: its owner opens another one under
+    another id.
     """
 
     @property
@@ -63,7 +70,8 @@ class ResultLog(Protocol):
         """Add whole lines; they are durable on this host when it returns (kill -9 and power cut)."""
 
     async def seal(self) -> Placed | None:
-        """Make everything appended since the last seal readable to every process; return where it lies.
+        """Make everything appended since the last seal readable to every process; return where it
+        lies.
 
         None when nothing was appended.
         """
@@ -74,7 +82,9 @@ class ResultLog(Protocol):
 
 class LogIds(Protocol):
     async def __call__(self) -> str:
-        """Return the id of a fresh blob whose row is already in the store; a log takes one whenever it begins a new blob."""
+        """Return the id of a fresh blob whose row is already in the store; a log takes one whenever
+        it begins a new blob.
+        """
 
 
 class Blobs(Protocol):
@@ -90,7 +100,9 @@ class Blobs(Protocol):
         """Begin this incarnation's log."""
 
     async def read(self, blob_id: str, at: int, count: int) -> bytes:
-        """Return exactly these bytes; when there are fewer, raise BlobMissing (gone) or BlobUnavailable (try again)."""
+        """Return exactly these bytes; when there are fewer, raise BlobMissing (gone) or
+        BlobUnavailable (try again).
+        """
 
     def stream(self, blob_id: str, at: int, count: int) -> AsyncGenerator[bytes, None]:
         """Yield these bytes in pieces of bounded size."""
@@ -117,10 +129,14 @@ class Blobs(Protocol):
         """Remove a blob, and what is left of it in any spool; to remove an absent one is fine."""
 
     async def list_ids(self, after: str, count_max: int) -> list[str]:
-        """Return ids of present blobs, in order, after this one: for the sweep that looks for orphans."""
+        """Return ids of present blobs, in order, after this one: for the sweep that looks for
+        orphans.
+        """
 
     async def local_path(self, blob_id: str, scratch: Path) -> Path:
-        """Return a path where the whole blob can be read as a plain file: the blob itself, or a copy in `scratch`."""
+        """Return a path where the whole blob can be read as a plain file: the blob itself, or a
+        copy in `scratch`.
+        """
 
     async def check(self) -> None:
         """Raise BlobUnavailable with what to do when bytes cannot be written or read here."""
@@ -131,30 +147,42 @@ class Blobs(Protocol):
 
 class Upstream(Protocol):
     async def send(self, call: Call) -> Answer:
-        """Send one item's request to a deployment of its model; raises an UpstreamError of exactly one class."""
+        """Send one item's request to a deployment of its model; raises an UpstreamError of exactly
+        one class.
+        """
 
     async def send_interactive(self, call: Call, owner: str) -> Answer:
-        """Send a call that a user waits for, ahead of background work; `owner` is whose slots it takes."""
+        """Send a call that a user waits for, ahead of background work; `owner` is whose slots it
+        takes.
+        """
 
     def takes_interactive(self, model: str) -> bool:
         """Return whether a deployment serves this model to interactive calls."""
 
     def free_slots(self, model: str) -> int:
-        """Return how many more items of this model this process may have in flight now; 0 while no deployment is fit."""
+        """Return how many more items of this model this process may have in flight now; 0 while no
+        deployment is fit.
+        """
 
     def items_per_call(self, model: str | None = None) -> int:
-        """Return the most items of this model that may share one call; without a name, of any model."""
+        """Return the most items of this model that may share one call; without a name, of any
+        model.
+        """
 
     def rests_until_ms(self, model: str) -> float:
-        """Return the monotonic moment before which nothing may be sent to this model; 0 when it may be sent now."""
+        """Return the monotonic moment before which nothing may be sent to this model; 0 when it may
+        be sent now.
+        """
 
     def closed(self, model: str) -> str:
-        """Return why nothing may be sent to this model now, as a word of `core.schedule.Reason`; empty
-        while something may.
+        """Return why nothing may be sent to this model now, as a word of `core.schedule.Reason`;
+        empty while something may.
         """
 
     def spent_until_ms(self, budgets: tuple[Budget, ...]) -> float:
-        """Return the monotonic moment before which these budgets allow nothing, as far as is known here; 0 when they may."""
+        """Return the monotonic moment before which these budgets allow nothing, as far as is known
+        here; 0 when they may.
+        """
 
     def on_room(self, tell: Callable[[], None]) -> None:
         """Call `tell` whenever more may be sent than before."""
@@ -179,10 +207,12 @@ class Limits(Protocol):
         Raises LimitsUnavailable when the budgets cannot be asked."""
 
     async def settle_grants(self, settlements: Sequence[Settlement]) -> None:
-        """Replace what was reserved by what was used. Reserves that are never settled stay until they leave their window.
+        """Replace what was reserved by what was used.
 
-        Raises LimitsUnavailable when that cannot be entered now. It is kept, and the next call enters it first, even a call with
-        nothing to settle.
+        Reserves that are never settled stay until they leave their window.
+
+        Raises LimitsUnavailable when that cannot be entered now. It is kept, and the next call
+        enters it first, even a call with nothing to settle.
         """
 
     async def share_slots(
@@ -190,11 +220,11 @@ class Limits(Protocol):
     ) -> dict[str, int]:
         """Return how many calls this process may have in flight per name of `caps` now.
 
-        Over all processes that is never above the cap. `in_use` is the most that may be in flight until the
-        answer comes: what is in flight now, or the last answer where that is more and calls may still begin
-        under it. Slots that were granted, are not wanted any more and are not in use are given back. An
-        answer below `in_use` means: begin nothing new; slots in use stay taken until a later call does not
-        name them. A process that is gone has none.
+        Over all processes that is never above the cap. `in_use` is the most that may be in flight
+        until the answer comes: what is in flight now, or the last answer where that is more and
+        calls may still begin under it. Slots that were granted, are not wanted any more and are not
+        in use are given back. An answer below `in_use` means: begin nothing new; slots in use stay
+        taken until a later call does not name them. A process that is gone has none.
         """
 
 
@@ -212,7 +242,9 @@ class Callbacks(Protocol):
     """The way to receivers that tenants name."""
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, owner: str) -> CallbackReply:
-        """Send one request, to a public address or one that the operator allows. Any failure is a reply with a word for it.
+        """Send one request, to a public address or one that the operator allows.
+
+        Any failure is a reply with a word for it.
 
         Calls of one owner to a host take turns; they hold up no other owner's.
         """
@@ -222,7 +254,9 @@ class FileSource(Protocol):
     """The way to files that tenants name by their address."""
 
     async def fetch(self, url: str, size_bytes_max: int, *, owner: str) -> FetchedFile:
-        """Read a file, from a public address or one that the operator allows. Any failure is a reply with a word for it.
+        """Read a file, from a public address or one that the operator allows.
+
+        Any failure is a reply with a word for it.
 
         Calls of one owner to a host take turns; they hold up no other owner's.
         """
@@ -237,13 +271,18 @@ class RequestQueue(Protocol):
         """Return when the queue can be asked now."""
 
     async def put(self, request: QueueRequest) -> Put:
-        """Put a request into the queue, unless one with its id is out already: then this process waits for that one."""
+        """Put a request into the queue, unless one with its id is out already: then this process
+        waits for that one.
+        """
 
     async def is_out(self, request_id: str) -> bool:
-        """Return whether a request with this id is out: it waits, runs, or was answered and is not recorded."""
+        """Return whether a request with this id is out: it waits, runs, or was answered and is not
+        recorded.
+        """
 
     async def collect(self, ids: Sequence[str], result_bytes_max: int, *, look: bool) -> Sorted:
-        """Sort the results that came back, and report what is known of these requests; reading removes nothing.
+        """Sort the results that came back, and report what is known of these requests; reading
+        removes nothing.
 
         With `look`, also report which of them the queue no longer knows.
         """
@@ -271,16 +310,22 @@ class Rests(Protocol):
     """The rests of deployments, shared by all processes. Losing one costs a refused call."""
 
     def publish(self, deployment: str, rest_ms: int) -> None:
-        """Report that a deployment wants nothing for so long; a longer rest always wins over a shorter one."""
+        """Report that a deployment wants nothing for so long; a longer rest always wins over a
+        shorter one.
+        """
 
     def current(self) -> Mapping[str, float]:
-        """Return the monotonic moment until which each deployment rests, as far as this process knows."""
+        """Return the monotonic moment until which each deployment rests, as far as this process
+        knows.
+        """
 
 
 class Present(msgspec.Struct, frozen=True):
-    """Calls at one deployment: processes that send batch calls there, such calls that are out, and calls that gateways pass on.
+    """Calls at one deployment: processes that send batch calls there, such calls that are out, and
+    calls that gateways pass on.
 
-    `tide` is how many batch calls may be out there now, where that is known, and `why` the reason in words.
+    `tide` is how many batch calls may be out there now, where that is known, and `why` the reason
+    in words.
     """
 
     workers: int = 0
@@ -300,7 +345,8 @@ class FleetReport(NamedTuple):
 
 
 class DeploymentTrouble(msgspec.Struct, frozen=True):
-    """A deployment to which a process sends nothing: its circuit is open after failures, or it rejects our key.
+    """A deployment to which a process sends nothing: its circuit is open after failures, or it
+    rejects our key.
 
     `why` is its last failure.
     """
@@ -319,7 +365,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class ReportedWorker(msgspec.Struct, frozen=True):
-    """A process that runs items, or did lately, its last report, and the time since its last heartbeat."""
+    """A process that runs items, or did lately, its last report, and the time since its last
+    heartbeat.
+    """
 
     host: str
     is_alive: bool
@@ -336,11 +384,14 @@ class Fleet(Protocol):
         """Report the calls of this process; return those of others, by deployment and process."""
 
     async def learned_calls(self, worker_id: str) -> Mapping[str, int]:
-        """Return how many batch calls each deployment took when this process last reported, also before a restart."""
+        """Return how many batch calls each deployment took when this process last reported, also
+        before a restart.
+        """
 
 
 class Notices(Protocol):
-    """Short messages from one process to all others of an installation, at once and without any promise.
+    """Short messages from one process to all others of an installation, at once and without any
+    promise.
 
     A lost notice costs one poll interval, never correctness.
     """
@@ -357,11 +408,15 @@ class Listener(Protocol):
         """Wake this listener alone."""
 
     async def wait(self, timeout_s: float) -> None:
-        """Return at once if it was woken since the last wait, else when it is woken or after this time."""
+        """Return at once if it was woken since the last wait, else when it is woken or after this
+        time.
+        """
 
 
 class Wake(Protocol):
-    """An early nudge for loops that poll anyway: losing one costs a poll interval, never correctness."""
+    """An early nudge for loops that poll anyway: losing one costs a poll interval, never
+    correctness.
+    """
 
     def notify(self) -> None:
         """Wake all listeners: something changed."""
@@ -371,7 +426,9 @@ class Wake(Protocol):
 
 
 class Wakes(msgspec.Struct, frozen=True):
-    """The wake-ups of one process: an input waits to be ingested, slices wait to be leased, a job has come further."""
+    """The wake-ups of one process: an input waits to be ingested, slices wait to be leased, a job
+    has come further.
+    """
 
     inputs: Wake
     slices: Wake

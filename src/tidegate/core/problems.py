@@ -1,7 +1,8 @@
 """Refusals that several rooms must word alike.
 
-An id that is absent, another tenant's, deleted or of no possible shape gets one and the same answer, which contains only the id that the
-caller sent. Each begins with OpenAI's sentence, because clients match it.
+An id that is absent, another tenant's, deleted or of no possible shape gets one and the same
+answer, which contains only the id that the caller sent. Each begins with OpenAI's sentence, because
+clients match it.
 """
 
 from tidegate.core.errors import ApiProblem

@@ -1,7 +1,8 @@
-"""The nouns of asynchronous sending: a queue of requests that a processor takes from, and what comes back.
+"""The nouns of asynchronous sending: a queue of requests that a processor takes from, and what
+comes back.
 
-The processor is not ours: it may take a request twice, answer twice, answer late or never. These values
-hold only what the queue itself knows; this module opens no connection and reads no message.
+The processor is not ours: it may take a request twice, answer twice, answer late or never. These
+values hold only what the queue itself knows; this module opens no connection and reads no message.
 """
 
 from enum import StrEnum
@@ -12,7 +13,10 @@ from tidegate.core.errors import TidegateError
 
 
 class QueueAway(TidegateError):
-    """The queue cannot be asked now. `is_unsure`: it may have carried out the command all the same."""
+    """The queue cannot be asked now.
+
+    `is_unsure`: it may have carried out the command all the same.
+    """
 
     def __init__(self, message: str, *, is_unsure: bool) -> None:
         super().__init__(message)
@@ -20,8 +24,8 @@ class QueueAway(TidegateError):
 
 
 class Put(StrEnum):
-    """The results of putting a request: it lies there now, it was out already and is ours to wait for, or
-    its answer is recorded.
+    """The results of putting a request: it lies there now, it was out already and is ours to wait
+    for, or its answer is recorded.
     """
 
     LAID = "laid"
@@ -55,7 +59,9 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Sorted(msgspec.Struct, frozen=True):
-    """The result of one look at the results: news of our own requests, and counts of garbage, unknown and duplicate ones."""
+    """The result of one look at the results: news of our own requests, and counts of garbage,
+    unknown and duplicate ones.
+    """
 
     found: tuple[Found, ...] = ()
     garbage: int = 0
@@ -67,8 +73,8 @@ class Sorted(msgspec.Struct, frozen=True):
 class QueueRequest(msgspec.Struct, frozen=True):
     """One request on its way into the queue.
 
-    `score` orders it among the others, the least first; `token` tells this attempt to put it from any other
-    with the same id; after `keep_ms` no process waits for it any more.
+    `score` orders it among the others, the least first; `token` tells this attempt to put it from
+    any other with the same id; after `keep_ms` no process waits for it any more.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """Decide when a failed call is made again and when it is given up, from the error's class alone.
 
-Only calls that may have been billed are counted. Waits for capacity, for a deployment that is away or for
-a rejected key of ours say nothing about the item. So they never use up its attempts and end only at the
-job's deadline.
+Only calls that may have been billed are counted. Waits for capacity, for a deployment that is away
+or for a rejected key of ours say nothing about the item. So they never use up its attempts and end
+only at the job's deadline.
 """
 
 import msgspec
@@ -14,15 +14,19 @@ from tidegate.core.wording import in_words
 
 # An item fails when this many workers were lost while each ran only this item (`alone_losses`).
 ALONE_LOSSES_MAX = 3
-# The rest of an item whose answer another process has recorded: longer than a worker keeps an item that waits.
+# The rest of an item whose answer another process has recorded: longer than a worker keeps an item
+# that waits.
 RECORDED_MS = 6_000
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """The rules for retries. Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter.
+    """The rules for retries.
 
-    Without `codes` the class of an error decides. Half a second is enough for a connection that broke; the breaker holds back a
-    deployment that is really down, so the long waits that other gateways begin with (5 s) would only slow down the common case.
+    Backoff grows from `backoff_ms` to `backoff_ms_max` with full jitter.
+
+    Without `codes` the class of an error decides. Half a second is enough for a connection that
+    broke; the breaker holds back a deployment that is really down, so the long waits that other
+    gateways begin with (5 s) would only slow down the common case.
     """
 
     attempts_max: int = 3
@@ -53,7 +57,9 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 class RetryAt(msgspec.Struct, frozen=True):
-    """The item is tried again at this moment; `counts`: the failed call used up one of its attempts."""
+    """The item is tried again at this moment; `counts`: the failed call used up one of its
+    attempts.
+    """
 
     at_ms: int
     counts: bool
@@ -71,8 +77,9 @@ def decide(
 ) -> RetryAt | GiveUp:
     """Decide what happens to an item after a failed call.
 
-    `attempts` are those counted before this call; `jitter` is a random number from 0 to 1. A moment past the deadline
-    becomes the deadline: nothing is sent then, and the job's end gives the item its outcome.
+    `attempts` are those counted before this call; `jitter` is a random number from 0 to 1. A moment
+    past the deadline becomes the deadline: nothing is sent then, and the job's end gives the item
+    its outcome.
     """
     # A refusal without a call, such as an overspent budget, has no status and stays final.
     named = policy.names(error) and (error.status > 0 or error.billed)

@@ -1,4 +1,7 @@
-"""Read the wait that a server's `Retry-After` asks for. The moment is an argument; nothing here waits."""
+"""Read the wait that a server's `Retry-After` asks for.
+
+The moment is an argument; nothing here waits.
+"""
 
 import math
 from collections.abc import Mapping
@@ -6,10 +9,12 @@ from email.utils import parsedate_to_datetime
 
 
 def retry_after_ms(headers: Mapping[str, str], now_ms: int | None) -> int | None:
-    """Return how long a server asks us to wait, from `retry-after-ms`, seconds or an HTTP date; None for nonsense and the past.
+    """Return how long a server asks us to wait, from `retry-after-ms`, seconds or an HTTP date;
+    None for nonsense and the past.
 
-    A date is compared with the server's own clock where its answer has one, so a wrong clock on either side does not matter; else with
-    `now_ms`, where that is known. The caller bounds the wait.
+    A date is compared with the server's own clock where its answer has one, so a wrong clock on
+    either side does not matter; else with `now_ms`, where that is known. The caller bounds the
+    wait.
     """
     exact = _number(headers.get("retry-after-ms"))
     if exact is not None:

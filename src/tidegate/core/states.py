@@ -1,13 +1,17 @@
 """The states of everything that has one, and the only moves between them.
 
-The guards that enforce these moves are in `store/queries/`; a test compares the two and the schema with one another.
+The guards that enforce these moves are in `store/queries/`; a test compares the two and the schema
+with one another.
 """
 
 from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """The states of a job, which the wire calls a batch's status. `closing` beside it says where an open job is headed."""
+    """The states of a job, which the wire calls a batch's status.
+
+    `closing` beside it says where an open job is headed.
+    """
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -20,7 +24,9 @@ class JobState(StrEnum):
 
 
 class JobKind(StrEnum):
-    """The purposes of a job: a batch; a background response; or a response that its caller deleted, forgotten at its end."""
+    """The purposes of a job: a batch; a background response; or a response that its caller deleted,
+    forgotten at its end.
+    """
 
     BATCH = "batch"
     RESPONSE = "response"

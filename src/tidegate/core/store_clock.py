@@ -1,21 +1,24 @@
 """The store's own time: a clock that never runs backwards, never stands still and takes no step.
 
-The machine's clock under the store may be set back or forth while leases, waits and rate windows depend on it. The store's time leaves
-that step out, and goes on as if nothing had happened. Afterwards it finds its way back to the machine's clock:
+The machine's clock under the store may be set back or forth while leases, waits and rate windows
+depend on it. The store's time leaves that step out, and goes on as if nothing had happened.
+Afterwards it finds its way back to the machine's clock:
 
     set back     the store is ahead: it runs one percent slower until the machine's clock has caught up
     set forward  the store is behind: after ten minutes it jumps, and rate windows, leases and waits are moved along
 
-So a clock that is set forth and back again within minutes, as on a resumed machine, moves no deadline at all, and no other step moves
-one by more than the step. This module only counts; the drivers read clocks and write down what is decided here.
+So a clock that is set forth and back again within minutes, as on a resumed machine, moves no
+deadline at all, and no other step moves one by more than the step. This module only counts; the
+drivers read clocks and write down what is decided here.
 """
 
 import msgspec
 
-# A smaller difference comes from the network, or from a normal correction of the machine's clock: by
-# running a little faster or slower.
+# A smaller difference comes from the network, or from a normal correction of the machine's clock:
+# by running a little faster or slower.
 STEP_MS_MIN = 1_000
-# One process notes every second that it looked. A much older note means a clock step, or that no process ran.
+# One process notes every second that it looked. A much older note means a clock step, or that no
+# process ran.
 TICK_MS = 900
 TICK_AGE_MS_MAX = 3_000
 FOLLOW_AFTER_MS = 600_000
@@ -43,8 +46,8 @@ NEVER_SET = Steady()
 
 
 def going_on_from(now_ms: int, wall_ms: int) -> Steady:
-    """Return the reading that shows this moment of the store at this moment of the machine's clock, and
-    goes on from there.
+    """Return the reading that shows this moment of the store at this moment of the machine's clock,
+    and goes on from there.
     """
     return Steady(min(0, now_ms - wall_ms), now_ms, wall_ms)
 
@@ -58,7 +61,9 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def step_between(before: Look, after: Look) -> int:
-    """Return by how much the store's time moved otherwise than real time between two looks; 0 when it did not."""
+    """Return by how much the store's time moved otherwise than real time between two looks; 0 when
+    it did not.
+    """
     moved = after.now_ms - before.now_ms
     least = (after.asked_ms - before.answered_ms) * _SLOWER_PERCENT / 100
     most = after.answered_ms - before.asked_ms

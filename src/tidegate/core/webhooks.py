@@ -1,7 +1,8 @@
-"""Webhooks: what is sent when a job ends, how it is signed, and when a failed delivery is tried again.
+"""Webhooks: what is sent when a job ends, how it is signed, and when a failed delivery is tried
+again.
 
-Signatures follow Standard Webhooks: `v1,` and the HMAC-SHA256 of `id.timestamp.body`, one for each secret that is live. This module
-sends nothing and does not know where secrets lie.
+Signatures follow Standard Webhooks: `v1,` and the HMAC-SHA256 of `id.timestamp.body`, one for each
+secret that is live. This module sends nothing and does not know where secrets lie.
 """
 
 import base64
@@ -47,7 +48,10 @@ class EndpointShape(msgspec.Struct, frozen=True):
 
 
 class WebhookEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint for a tenant's events; `job_id` names the only job whose events it gets. Times are unix milliseconds."""
+    """An endpoint for a tenant's events; `job_id` names the only job whose events it gets.
+
+    Times are unix milliseconds.
+    """
 
     id: str
     job_id: str | None
@@ -86,8 +90,8 @@ class WebhookDelivery(msgspec.Struct, frozen=True):
 class LeasedDelivery(msgspec.Struct, frozen=True):
     """A delivery that this process makes now.
 
-    `sent_at` is the store's time at the lease. `item` is the number of the item that the event is about, `door` the front
-    door that words it, and `headers` are the receiver's own.
+    `sent_at` is the store's time at the lease. `item` is the number of the item that the event is
+    about, `door` the front door that words it, and `headers` are the receiver's own.
     """
 
     event_id: str
@@ -124,7 +128,10 @@ def secret_text(random_bytes: bytes) -> Secret:
 
 
 def event_body(event_id: str, event_type: str, created_at_ms: int, job_id: str) -> bytes:
-    """Return the event as OpenAI writes it. The owner of a response knows its job by the response's id."""
+    """Return the event as OpenAI writes it.
+
+    The owner of a response knows its job by the response's id.
+    """
     shown_id = job_id.replace("batch_", "resp_", 1) if event_type in RESPONSE_EVENT_TYPES else job_id
     event = {
         "id": event_id,

@@ -1,4 +1,5 @@
-"""Durations as callers write them: a whole number with a unit, or several, largest first: `24h`, `90m`, `7d`, `1h30m`.
+"""Durations as callers write them: a whole number with a unit, or several, largest first: `24h`,
+`90m`, `7d`, `1h30m`.
 
 A bare number is refused, because its unit is unknown. Settings bound how long a window may be.
 """

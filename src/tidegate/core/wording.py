@@ -1,4 +1,7 @@
-"""Write counts as people read them, in every sentence of the program. The caller names what is counted."""
+"""Write counts as people read them, in every sentence of the program.
+
+The caller names what is counted.
+"""
 
 
 def in_words(count: int, noun: str, plural: str = "") -> str:

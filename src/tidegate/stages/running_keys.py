@@ -28,7 +28,9 @@ class RunningKeys:
         self._turns: dict[tuple[str, str, str], _KeyTurn] = {}
 
     def names(self) -> list[tuple[str, str, str]]:
-        """Return the tenant, the route and the key of every request that has a key now or waits for one."""
+        """Return the tenant, the route and the key of every request that has a key now or waits for
+        one.
+        """
         return list(self._turns)
 
     @asynccontextmanager

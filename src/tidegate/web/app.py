@@ -1,4 +1,7 @@
-"""The web app: every route behind one door. It gets everything it needs and opens no socket itself."""
+"""The web app: every route behind one door.
+
+It gets everything it needs and opens no socket itself.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
@@ -46,7 +49,8 @@ T = TypeVar("T")
 
 # The names of operators' calls in metrics, by the beginning of their paths.
 ADMIN_NAMES = (("/admin/", "admin"), ("/control/", "admin"))
-# Paths for operators alone: on the API's port if only this machine can reach it, else on a listener of their own.
+# Paths for operators alone: on the API's port if only this machine can reach it, else on a listener
+# of their own.
 ADMIN_PATHS = ("/admin/", "/console", "/metrics")
 SHARED_PATHS = ("/static/",)
 
@@ -67,7 +71,10 @@ class AppPart:
 
 
 class Api(Starlette):
-    """Routes behind one door. The door answers every exception, so Starlette's middleware for errors is left out."""
+    """Routes behind one door.
+
+    The door answers every exception, so Starlette's middleware for errors is left out.
+    """
 
     def __init__(self, routes: Sequence[Route], context: WebContext, room: BodyRoom, running_keys: RunningKeys) -> None:
         super().__init__(routes=routes)

@@ -1,4 +1,6 @@
-"""The parts that the web app works with: the composition root fills them in, and the routes only read them."""
+"""The parts that the web app works with: the composition root fills them in, and the routes only
+read them.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -30,13 +32,14 @@ def nothing_to_report() -> Mapping[str, str | None]:
 class WebContext(msgspec.Struct, frozen=True):
     """The parts of the web app.
 
-    `worker_id` names the incarnation that uploads belong to. It must be registered and keep its heartbeat, or sweeps
-    delete the uploads. `router` leads to the model servers and `callbacks` to tenants' webhooks. `scratch` is a
-    directory for temporary files, and `scopes` are what keys may be allowed. `readiness` reports for each further part
-    of the process, such as the worker, what is wrong with it, or None. `control_token` is what commands on this machine
-    show instead of a key. `live_config` follows what is added at run time, `book` counts interactive calls, and `stop`
-    is set when the process is asked to stop. `servers` names the model servers whose rates forecasts use; empty for all
-    that were measured.
+    `worker_id` names the incarnation that uploads belong to. It must be registered and keep its
+    heartbeat, or sweeps delete the uploads. `router` leads to the model servers and `callbacks` to
+    tenants' webhooks. `scratch` is a directory for temporary files, and `scopes` are what keys may
+    be allowed. `readiness` reports for each further part of the process, such as the worker, what
+    is wrong with it, or None. `control_token` is what commands on this machine show instead of a
+    key. `live_config` follows what is added at run time, `book` counts interactive calls, and
+    `stop` is set when the process is asked to stop. `servers` names the model servers whose rates
+    forecasts use; empty for all that were measured.
     """
 
     store: Store
@@ -73,11 +76,15 @@ class WebContext(msgspec.Struct, frozen=True):
         return self.live_config.settings if self.live_config is not None else self.settings
 
     def reached_by(self) -> Mapping[str, tuple[str, ...]]:
-        """Return all names by which a call can reach each resource, as one mapping that follows changes at run time."""
+        """Return all names by which a call can reach each resource, as one mapping that follows
+        changes at run time.
+        """
         return self.live_config.reached_by if self.live_config is not None else reached_names(resources(self.settings))
 
     def fields_of(self) -> Mapping[str, FieldRules]:
-        """Return the fields that callers of each name may not set, as one mapping that follows changes at run time."""
+        """Return the fields that callers of each name may not set, as one mapping that follows
+        changes at run time.
+        """
         if self.live_config is not None:
             return self.live_config.fields_of
         return field_rules(self.settings, deployments(self.settings), resources(self.settings))

@@ -1,4 +1,7 @@
-"""The list of all front doors, the one place outside of its room that names a door. A new door is a new room and a line here."""
+"""The list of all front doors, the one place outside of its room that names a door.
+
+A new door is a new room and a line here.
+"""
 
 from tidegate.core.keys import Scopes
 from tidegate.web.background.door import BackgroundDoor

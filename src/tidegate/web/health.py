@@ -41,7 +41,8 @@ class Health:
         found = await asyncio.gather(*(check.reason() for check in self._checks.values()))
         reasons = {**dict(zip(self._checks, found, strict=True)), **self._context.readiness()}
         is_local = request.client is not None and is_loopback(request.client.host)
-        # A missing first key is no secret, and the operator of a new installation often looks from another machine.
+        # A missing first key is no secret, and the operator of a new installation often looks from
+        # another machine.
         checks = {
             name: "ok" if reason is None else (reason if is_local or reason == NO_KEY_YET else "not ready")
             for name, reason in reasons.items()
@@ -86,7 +87,9 @@ class HealthCheck:
 
 
 async def _require_keys(context: WebContext) -> None:
-    """Raise an error if no key can be right here: a key is needed and there is none, or the keys have another pepper."""
+    """Raise an error if no key can be right here: a key is needed and there is none, or the keys
+    have another pepper.
+    """
     if not is_loopback(context.settings.server.host):
         await require_key(context.store)
     await require_pepper(context.store, context.pepper)

@@ -44,15 +44,20 @@ async def scraped(
     stop: asyncio.Event | None = None,
     gauges: Gauges | None = None,
 ) -> AsyncIterator[str]:
-    """Serve metrics and health at `metrics.port`; yields the address, or an empty text if the port is off.
+    """Serve metrics and health at `metrics.port`; yields the address, or an empty text if the port
+    is off.
 
-    A scraper that does not read its answer is cut off at the end of the grace, which begins with `stop`."""
+    A scraper that does not read its answer is cut off at the end of the grace, which begins with
+    `stop`.
+    """
     if not settings.metrics.port:
         yield ""
         return
 
     async def shown(request: Request) -> Response:
-        """Show metrics to anyone who can connect, except to a web page in a browser on this machine."""
+        """Show metrics to anyone who can connect, except to a web page in a browser on this
+        machine.
+        """
         if request.client is not None and is_loopback(request.client.host) and not _is_from_here(request):
             raise HTTPException(403)
         return await _shown(gauges)

@@ -39,7 +39,8 @@ async def at_either(server: AskedServer, ask: Callable[[str], Awaitable[T]], *, 
     try:
         return await ask(first)
     except ApiProblem as refused:
-        # A key has the scopes of an owner or those of an operator, and operators may have an address of their own.
+        # A key has the scopes of an owner or those of an operator, and operators may have an
+        # address of their own.
         if refused.code not in (LACKS_SCOPE, UNKNOWN_URL):
             raise
         first_refusal = refused

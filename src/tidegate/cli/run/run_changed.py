@@ -37,7 +37,9 @@ async def end_outdated(parts: "Parts", series: str, sha256: str | None) -> list[
 
 
 async def find_outdated(parts: "Parts", series: str, sha256: str | None) -> list[Job]:
-    """Return the open batches of other versions of the file than this one; without a version, all of them."""
+    """Return the open batches of other versions of the file than this one; without a version, all
+    of them.
+    """
     if parts.settings.store.is_postgresql:
         # Another process may be running them for a caller of its own.
         return []

@@ -49,8 +49,9 @@ KEPT_IN_ORDER_BYTES = 32 << 20
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """The way a run begins: from the start, with failed lines again, waiting for its server, after a
-    check of the server."""
+    """The way a run begins: from the start, with failed lines again, waiting for its server, after
+    a check of the server.
+    """
 
     fresh: bool
     retry_failed: bool

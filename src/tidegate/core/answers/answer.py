@@ -1,7 +1,10 @@
-"""Decide whether a body is an answer, and what it cost. Only this module reads what a model server says.
+"""Decide whether a body is an answer, and what it cost.
 
-Pure, and a few microseconds: a typed decode takes the few fields that decide and skips the rest. The text of an answer is
-never kept, changed or re-serialised; the upstream's own bytes are passed on.
+Only this module reads what a model server says.
+
+Pure, and a few microseconds: a typed decode takes the few fields that decide and skips the rest.
+The text of an answer is never kept, changed or re-serialised; the upstream's own bytes are passed
+on.
 """
 
 import json
@@ -13,7 +16,8 @@ from tidegate.core.nouns import Usage
 from tidegate.core.usage.token_counts import TOKENS_MAX, token_count
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
-# Python's own reader, and so many programs that read result files, refuses an integer of more digits.
+# Python's own reader, and so many programs that read result files, refuses an integer of more
+# digits.
 DIGITS_MAX = 4_300
 # A longer number has nothing but digits between two places that are half as far apart.
 _DIGITS_STEP = DIGITS_MAX // 2
@@ -46,7 +50,9 @@ class _OutputDetails(msgspec.Struct):
 
 
 class ReportedUsage(msgspec.Struct):
-    """The usage of all dialects side by side: chat, completions and embeddings; responses; Anthropic's messages."""
+    """The usage of all dialects side by side: chat, completions and embeddings; responses;
+    Anthropic's messages.
+    """
 
     prompt_tokens: _Tokens = None
     completion_tokens: _Tokens = None
@@ -118,8 +124,8 @@ class _AnyAnswer(msgspec.Struct):
 
 
 class _WithoutUsage(msgspec.Struct):
-    """A body with numbers that could not be read: the shape is checked again, and each count of the usage
-    is read by itself.
+    """A body with numbers that could not be read: the shape is checked again, and each count of the
+    usage is read by itself.
     """
 
     choices: _SomeThings | msgspec.UnsetType = msgspec.UNSET
@@ -157,7 +163,8 @@ _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
-    """Return the answer as one line, byte for byte, and its usage; raise NotAnAnswer for any other body.
+    """Return the answer as one line, byte for byte, and its usage; raise NotAnAnswer for any other
+    body.
 
     A pretty-printed answer loses its line ends, which in valid JSON stand only between tokens.
     """
@@ -263,12 +270,15 @@ def _check_no_error(error: msgspec.Raw) -> None:
 
 
 def _field_only(wrong: msgspec.ValidationError) -> str:
-    # msgspec quotes types and paths, never values, except the name of an unknown tag or key: neither is used here.
+    # msgspec quotes types and paths, never values, except the name of an unknown tag or key:
+    # neither is used here.
     return str(wrong)[:200]
 
 
 def _check_readable(body: bytes) -> None:
-    """Refuse valid JSON that usual readers cannot read: in a result file it would make all other answers unreadable too."""
+    """Refuse valid JSON that usual readers cannot read: in a result file it would make all other
+    answers unreadable too.
+    """
     if body.count(b"[") + body.count(b"{") > _OPENERS_MAX:
         try:
             _decode_raw(b"[" * _DEPTH_LEFT + body + b"]" * _DEPTH_LEFT)
@@ -307,7 +317,9 @@ def _why_not_json(body: bytes, wrong: Exception) -> str:
 
 
 def _check_read_once(body: bytes, essential: str) -> None:
-    """Refuse a body with two copies of a field that we read: two readers could take it for two different answers."""
+    """Refuse a body with two copies of a field that we read: two readers could take it for two
+    different answers.
+    """
 
     def pairs(found: list[tuple[str, Any]]) -> list[str]:
         return [name for name, _ in found]
@@ -322,7 +334,9 @@ def _check_read_once(body: bytes, essential: str) -> None:
 
 
 def one_line(body: bytes, bytes_max: int) -> bytes:
-    """Return any bytes as one line of valid JSON: JSON that fits stays as it is, everything else becomes a (cut) string."""
+    """Return any bytes as one line of valid JSON: JSON that fits stays as it is, everything else
+    becomes a (cut) string.
+    """
     if not body:
         return b""
     if len(body) <= bytes_max:

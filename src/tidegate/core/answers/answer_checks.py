@@ -1,8 +1,10 @@
-"""Check the text of answers against a JSON schema, and word the request that asks again after an answer that does not fit.
+"""Check the text of answers against a JSON schema, and word the request that asks again after an
+answer that does not fit.
 
-The schema is the job's, or what the request itself asks for: `response_format` (chat, completions), `text.format` (responses) and
-`output_config.format` or `output_format` (messages). An answer that was cut off at its token limit never fits. Every text of an answer is
-checked; an answer without a text, such as a tool call, does not fit a schema.
+The schema is the job's, or what the request itself asks for: `response_format` (chat, completions),
+`text.format` (responses) and `output_config.format` or `output_format` (messages). An answer that
+was cut off at its token limit never fits. Every text of an answer is checked; an answer without a
+text, such as a tool call, does not fit a schema.
 """
 
 from functools import lru_cache
@@ -142,7 +144,9 @@ def check_of(terms: AnswerTerms, body: bytes) -> AnswerCheck:
 
 
 def rejected_text(body: bytes) -> str:
-    """Return the text of an answer that did not fit, to show to the model; empty where it has none or too much."""
+    """Return the text of an answer that did not fit, to show to the model; empty where it has none
+    or too much.
+    """
     try:
         texts = _texts(_written(body))
     except msgspec.ValidationError:
@@ -151,7 +155,9 @@ def rejected_text(body: bytes) -> str:
 
 
 def with_feedback(endpoint: str, body: bytes, problem: str, rejected: str) -> bytes:
-    """Return a request with the answer that did not fit and its problem; unchanged where it has no place for them."""
+    """Return a request with the answer that did not fit and its problem; unchanged where it has no
+    place for them.
+    """
     members = _members(body)
     words = f"Your answer could not be used: {problem}. Answer again, with nothing but JSON that fits."
     turns = [{"role": "assistant", "content": rejected}] if rejected else []
@@ -186,7 +192,9 @@ def _is_cut_off(written: _Written) -> bool:
 
 
 def _texts(written: _Written) -> list[str]:
-    """Return each text that has to fit: one of each choice, and the joined text of a response or a message."""
+    """Return each text that has to fit: one of each choice, and the joined text of a response or a
+    message.
+    """
     if written.choices is not None:
         texts = [choice.text if choice.message is None else choice.message.content for choice in written.choices]
         return [text or "" for text in texts]

@@ -1,6 +1,8 @@
-"""Measure the text of an answer that does not report its usage: words, reasoning, and arguments of tools.
+"""Measure the text of an answer that does not report its usage: words, reasoning, and arguments of
+tools.
 
-Every text counts except the names and marks of the protocol, so a field that is new to us counts too. Four bytes are one token.
+Every text counts except the names and marks of the protocol, so a field that is new to us counts
+too. Four bytes are one token.
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """Items that are not run: each takes the line of another item, under its own id and custom_id.
 
-The work file has a `WorkCopy` for such an item. A copied line names the line that was paid for, and has no cost of its own.
+The work file has a `WorkCopy` for such an item. A copied line names the line that was paid for, and
+has no cost of its own.
 """
 
 import msgspec
@@ -12,8 +13,8 @@ NOTHING = Raw(b"")
 class WorkCopy(msgspec.Struct, omit_defaults=True, gc=False):
     """A line of the work file for an item that is not run.
 
-    It takes the line of the item with the number `of`, or this `response`, which an earlier job had under the id
-    `source`. `custom_id` is the caller's own JSON text.
+    It takes the line of the item with the number `of`, or this `response`, which an earlier job had
+    under the id `source`. `custom_id` is the caller's own JSON text.
     """
 
     custom_id: Raw
@@ -52,7 +53,9 @@ _decode_source = msgspec.json.Decoder(SourceLine).decode
 
 
 def read_source(text: bytes) -> SourceLine:
-    """Read a line that is copied; raise one of `outcome_lines.DAMAGE` when it is not what was written."""
+    """Read a line that is copied; raise one of `outcome_lines.DAMAGE` when it is not what was
+    written.
+    """
     if not text.isascii():
         text.decode()
     return _decode_source(text)

@@ -1,4 +1,6 @@
-"""Kinds of errors: error lines of one code and status whose messages differ only in numbers, ids and quoted text."""
+"""Kinds of errors: error lines of one code and status whose messages differ only in numbers, ids
+and quoted text.
+"""
 
 import re
 from hashlib import sha256
@@ -17,7 +19,9 @@ _SPACES = re.compile(r"\s+")
 
 
 class ErrorKind(NamedTuple):
-    """The code, status and text that errors of one kind share; `text` is empty where they had no message."""
+    """The code, status and text that errors of one kind share; `text` is empty where they had no
+    message.
+    """
 
     code: str
     status: int

@@ -1,7 +1,7 @@
 """The end of the message of a line that cannot be run: the place of the line, ` (line 7)`.
 
-A run over several files or over a table names the place as its author finds it: ` (line 7 of b.jsonl)`, ` (row 7)`. Only this module
-knows the form.
+A run over several files or over a table names the place as its author finds it: ` (line 7 of
+b.jsonl)`, ` (row 7)`. Only this module knows the form.
 """
 
 import re

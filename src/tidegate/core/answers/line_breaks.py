@@ -1,7 +1,9 @@
-"""Escape the characters in JSON text that many clients take for the end of a line: U+2028, U+2029 and U+0085.
+"""Escape the characters in JSON text that many clients take for the end of a line: U+2028, U+2029
+and U+0085.
 
-JSON allows them unescaped inside strings, but a client that splits text at every Unicode line break, such as Python's `str.splitlines`,
-would cut a result line or an event in two. The other characters that it splits at are control characters, which JSON never allows raw.
+JSON allows them unescaped inside strings, but a client that splits text at every Unicode line
+break, such as Python's `str.splitlines`, would cut a result line or an event in two. The other
+characters that it splits at are control characters, which JSON never allows raw.
 """
 
 _ESCAPES = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
@@ -30,7 +32,9 @@ class StreamEscaper:
         self._beginning = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what can be passed on now: everything but the beginning of a character that may have to be escaped."""
+        """Return what can be passed on now: everything but the beginning of a character that may
+        have to be escaped.
+        """
         if self._beginning:
             chunk = self._beginning + chunk
             self._beginning = b""

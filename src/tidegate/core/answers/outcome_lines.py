@@ -74,7 +74,9 @@ class OutcomeLine(msgspec.Struct):
         return self.response is None and self.error is not None and self.error.code == UNREADABLE
 
     def failure(self) -> ItemError | None:
-        """Return the error of a line of the error file: ours, or the model server's where it has the usual shape."""
+        """Return the error of a line of the error file: ours, or the model server's where it has
+        the usual shape.
+        """
         if self.error is not None or self.response is None:
             return self.error
         try:
@@ -95,7 +97,8 @@ class OutcomeLine(msgspec.Struct):
     def failure_code(self) -> str:
         """Return the code by which a line of the error file is found.
 
-        Where a model server named no code, or wrote text there that may quote the request, it is `http_` and the status.
+        Where a model server named no code, or wrote text there that may quote the request, it is
+        `http_` and the status.
         """
         failure = self.failure()
         if failure is not None and failure.code and _CODE.fullmatch(failure.code):
@@ -154,5 +157,7 @@ def salvaged_custom_id(text: bytes) -> str | None:
 
 
 def response_status(text: bytes) -> str:
-    """Return how the answer in this line says that it ended; a damaged line counts as complete and must not stop anything."""
+    """Return how the answer in this line says that it ended; a damaged line counts as complete and
+    must not stop anything.
+    """
     return readable_line(text).response_status()

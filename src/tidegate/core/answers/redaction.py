@@ -1,7 +1,9 @@
-"""Remove from a model server's words what only the operator may see: our key, and the account that pays.
+"""Remove from a model server's words what only the operator may see: our key, and the account that
+pays.
 
-A server may quote our key in an answer, in an error, in the middle of a stream or spelled over several events, and providers name the
-organization in their errors. Both are replaced before an answer is passed on. This module knows no connection.
+A server may quote our key in an answer, in an error, in the middle of a stream or spelled over
+several events, and providers name the organization in their errors. Both are replaced before an
+answer is passed on. This module knows no connection.
 """
 
 import re
@@ -14,9 +16,11 @@ WORD_CHARS_MIN = 16
 
 _UUID = rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ACCOUNT = re.compile(
-    # org-AbC123 and proj_AbC123: the others must look like an id, because words of an error may begin like one.
+    # org-AbC123 and proj_AbC123: the others must look like an id, because words of an error may
+    # begin like one.
     rb"\b(?P<kind>org[-_]|(?:proj|acct|ws|wrkspc|user)[-_](?=[a-z0-9_-]*[0-9]|[a-z0-9]{16}))[a-z0-9][a-z0-9_-]{5,}"
-    # organization (1f0c…), "project_number": 1234567890, projects/1234567890, arn:aws:…:123456789012:…
+    # organization (1f0c…), "project_number": 1234567890, projects/1234567890,
+    # arn:aws:…:123456789012:…
     rb"|\b(?P<word>(?:organi[sz]ation|workspace|project|account|tenant|subscription)[a-z_]*[^a-z0-9]{1,6}(?:id[^a-z0-9]{1,6})?"
     rb"|arn:[a-z-]+:[a-z0-9-]*:[a-z0-9-]*:)(?:" + _UUID + rb"|(?P<number>[0-9]{6,}))",
     re.IGNORECASE,
@@ -29,7 +33,8 @@ _ERROR_EVENT = re.compile(rb'"error"\s*:\s*[{"]|"type"\s*:\s*"error"')
 _EVENT_TEXT = re.compile(
     rb'"(?:content|text|delta|arguments|partial_json|reasoning|reasoning_content|thinking)"\s*:\s*"((?:[^"\\]|\\.)*)"'
 )
-# A text that ends with so many letters of a key is kept until the next event shows whether the key goes on.
+# A text that ends with so many letters of a key is kept until the next event shows whether the key
+# goes on.
 BEGUN_CHARS_MIN = 6
 # At most so many letters of a key are compared one by one.
 LETTERS_MAX = 32
@@ -71,7 +76,9 @@ class KeyRedactor:
         return body
 
     def may_begin(self, events: bytes) -> bool:
-        """Return whether a text of these events may end with the beginning of a key: most do not, and need no closer look."""
+        """Return whether a text of these events may end with the beginning of a key: most do not,
+        and need no closer look.
+        """
         return self._text_ends is not None and self._text_ends.search(events) is not None
 
     def begun(self, data: bytes) -> int:
@@ -114,9 +121,11 @@ class StreamRedactor:
 
 
 class EventRedactor:
-    """Redact a stream of events: the account in error events, and a key that the texts of several events spell together.
+    """Redact a stream of events: the account in error events, and a key that the texts of several
+    events spell together.
 
-    Lines are passed on whole. Events are kept only while their texts end with at least `BEGUN_CHARS_MIN` letters of a key.
+    Lines are passed on whole. Events are kept only while their texts end with at least
+    `BEGUN_CHARS_MIN` letters of a key.
     """
 
     __slots__ = ("_begun", "_kept", "_key", "_lines")
@@ -148,7 +157,9 @@ class EventRedactor:
         return data[:end]
 
     def _is_harmless(self, data: bytes) -> bool:
-        """Return whether the texts of these lines neither end a key nor begin enough of one; note what they begin."""
+        """Return whether the texts of these lines neither end a key nor begin enough of one; note
+        what they begin.
+        """
         if not self._begun and not self._key.may_begin(data):
             return True
         joined = self._begun

@@ -1,7 +1,7 @@
 """Write result lines in OpenAI's exact shapes.
 
-An answer's body is spliced in as the bytes that the upstream sent; only the characters that some clients take for the end of
-a line are escaped.
+An answer's body is spliced in as the bytes that the upstream sent; only the characters that some
+clients take for the end of a line are escaped.
 """
 
 from contextlib import suppress
@@ -49,7 +49,9 @@ def error_line(job_id: str, number: int, custom_id: bytes, code: str, message: s
 
 
 def with_members(line: bytes, members: list[bytes]) -> bytes:
-    """Return a line with members that OpenAI's shape has no place for: `raw`, `tries`, costs and `service_tier`."""
+    """Return a line with members that OpenAI's shape has no place for: `raw`, `tries`, costs and
+    `service_tier`.
+    """
     return b'%b,"tidegate":{%b}}\n' % (line[:-2], b",".join(members))
 
 
@@ -71,7 +73,9 @@ def raw_member(raw: bytes) -> bytes:
 
 
 def tries_member(tries: tuple[AnswerTry, ...]) -> bytes:
-    """Return every answer that was paid for, in order: its model, its usage and cost, and its problem."""
+    """Return every answer that was paid for, in order: its model, its usage and cost, and its
+    problem.
+    """
     shown = [
         {
             "model": one.model,
@@ -95,7 +99,9 @@ def refused_body(message: str, code: str, param: str | None) -> bytes:
 
 
 def http_error_body(status: int, body: bytes, message: str, code: str) -> bytes:
-    """Return the body of a refused call: the upstream's error object, its text in OpenAI's shape, or our own error."""
+    """Return the body of a refused call: the upstream's error object, its text in OpenAI's shape,
+    or our own error.
+    """
     if is_error_of(body, anthropic=False) or is_error_of(body, anthropic=True):
         return body.replace(b"\r", b" ").replace(b"\n", b" ")
     if says_why(body):

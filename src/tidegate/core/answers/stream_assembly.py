@@ -1,7 +1,9 @@
-"""Build the whole answer from a stream of events, in the shape that the same call would have had without `stream`.
+"""Build the whole answer from a stream of events, in the shape that the same call would have had
+without `stream`.
 
-Guardrails must judge all that a client would read, so nothing is skipped: a field that is new to us is joined like the others, and a
-new event is kept beside the answer, under `events`. Bytes that cannot be followed are refused. This module does not judge.
+Guardrails must judge all that a client would read, so nothing is skipped: a field that is new to us
+is joined like the others, and a new event is kept beside the answer, under `events`. Bytes that
+cannot be followed are refused. This module does not judge.
 """
 
 from collections.abc import Iterator
@@ -29,7 +31,8 @@ class _Text(list[str]):
 class WholeAnswer:
     """The answer of a stream.
 
-    Feed it the bytes; `end_stream` returns the answer. Raises StreamBroken for an unreadable stream.
+    Feed it the bytes; `end_stream` returns the answer. Raises StreamBroken for an unreadable
+    stream.
     """
 
     def __init__(self, endpoint: str, event_bytes_max: int) -> None:
@@ -41,7 +44,8 @@ class WholeAnswer:
         self._listed: dict[str, dict[int, dict[str, Any]]] = {"choices": {}, "content": {}}
         self._deltas: dict[tuple[object, ...], _Text] = {}
         self._others: list[Any] = []
-        # Texts of other events of a response, in order: most of them are repeated in its last event.
+        # Texts of other events of a response, in order: most of them are repeated in its last
+        # event.
         self._event_texts: dict[str, None] = {}
         self._list = "content" if endpoint == MESSAGES else "choices" if endpoint != RESPONSES else ""
 
@@ -50,7 +54,10 @@ class WholeAnswer:
             self._take(event)
 
     def end_stream(self) -> bytes:
-        """Return the answer as JSON. An event without its end counts too, because some clients read it."""
+        """Return the answer as JSON.
+
+        An event without its end counts too, because some clients read it.
+        """
         self.feed(b"\n\n")
         try:
             return self._put_together()

@@ -1,7 +1,8 @@
-"""Ask a stream of OpenAI's chunks for its usage, and remove the usage chunk again where the caller did not ask for it.
+"""Ask a stream of OpenAI's chunks for its usage, and remove the usage chunk again where the caller
+did not ask for it.
 
-The caller's other bytes stay as they are, in the request and in the answer. Only chunks without a choice are removed: an engine that
-reports usage beside the text did so before it was asked.
+The caller's other bytes stay as they are, in the request and in the answer. Only chunks without a
+choice are removed: an engine that reports usage beside the text did so before it was asked.
 """
 
 import re
@@ -24,7 +25,9 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def asking_for_usage(body: bytes) -> bytes | None:
-    """Return the request with `include_usage`; None where it asks already, or has options that no engine takes."""
+    """Return the request with `include_usage`; None where it asks already, or has options that no
+    engine takes.
+    """
     start = body.find(b"{") + 1
     if _NAME not in body and start and not _ESCAPED_LETTER.search(body):
         rest = body[start:]
@@ -95,7 +98,9 @@ def _end_of_last_event(data: bytes, before: int) -> int:
 
 
 def _without_usage_chunks(data: bytes) -> bytes:
-    """Return these events without those that only report usage; only events that name it are looked at."""
+    """Return these events without those that only report usage; only events that name it are looked
+    at.
+    """
     found = _USAGE.search(data)
     if found is None:
         return data

@@ -1,6 +1,8 @@
-"""Write a whole answer as a stream in one part, after a rule has changed an answer that came as a stream.
+"""Write a whole answer as a stream in one part, after a rule has changed an answer that came as a
+stream.
 
-This works for chat completions, completions and Anthropic's messages; for any other the result is None.
+This works for chat completions, completions and Anthropic's messages; for any other the result is
+None.
 """
 
 from typing import Any

@@ -65,9 +65,9 @@ _decode_loose = msgspec.json.Decoder(_Loose).decode
 class UsageReader:
     """The usage of one stream.
 
-    `usage` is None until the stream reports it; `uncounted_bytes` is the text since it last reported its
-    output. Both are right once `end_stream` was called. Until then only a few bytes are kept: the text of
-    a stream that reports its usage at its end need not be read.
+    `usage` is None until the stream reports it; `uncounted_bytes` is the text since it last
+    reported its output. Both are right once `end_stream` was called. Until then only a few bytes
+    are kept: the text of a stream that reports its usage at its end need not be read.
     """
 
     __slots__ = ("_dropped", "_kept", "_kept_bytes", "uncounted_bytes", "usage")
@@ -140,7 +140,9 @@ class UsageReader:
                 self._read_event(data)
 
     def _read_event(self, data: bytes) -> bool:
-        """Note the usage and the text of an event; return whether its usage counts all the text that came before."""
+        """Note the usage and the text of an event; return whether its usage counts all the text
+        that came before.
+        """
         try:
             event = _decode(data)
         except msgspec.ValidationError:
@@ -182,7 +184,8 @@ class UsageReader:
     def _note_usage(self, new: Usage, *, is_last: bool) -> bool:
         """Note a usage; return whether it counts all the text that came before.
 
-        Anthropic counts an answer's first token before there is any text, and its last event may count no more than that.
+        Anthropic counts an answer's first token before there is any text, and its last event may
+        count no more than that.
         """
         old = self.usage or Usage()
         counts_all = new.output_tokens > old.output_tokens or (is_last and new.output_tokens > 0)

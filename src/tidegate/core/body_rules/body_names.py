@@ -1,7 +1,7 @@
 """Names in a request's body that a caller may or may not use, sorted by what they do at a server.
 
-They come from the public APIs of OpenAI and Anthropic and from the extra parameters of vLLM, SGLang and gateways. Tables whose name
-ends with `SPELLED` map a folded name to the API's own spelling.
+They come from the public APIs of OpenAI and Anthropic and from the extra parameters of vLLM, SGLang
+and gateways. Tables whose name ends with `SPELLED` map a folded name to the API's own spelling.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from tidegate.core.deployments import EngineKind
 from tidegate.core.usage.answer_bounds import COUNTS, LEAST_LENGTHS, LENGTHS
 
-# Parameters of the engines that an operator runs, beside OpenAI's. They change the order of the queue,
-# run templates or code, pull
-# caches and tensors from a place that the caller names, choose adapters, or name a request or session of another caller.
+# Parameters of the engines that an operator runs, beside OpenAI's. They change the order of the
+# queue, run templates or code, pull caches and tensors from a place that the caller names, choose
+# adapters, or name a request or session of another caller.
 _OF_ANY_ENGINE = frozenset(
     {
         "audio_embeds", "chat_template", "image_embeds", "input_embeds", "kv_transfer_params", "priority", "prompt_embeds", "video_embeds",
@@ -35,7 +35,8 @@ ENGINE_FIELDS: Mapping[EngineKind, frozenset[str]] = {
     EngineKind.ANTHROPIC: frozenset(),
     EngineKind.GENERIC: _OF_VLLM | _OF_SGLANG | _OF_GATEWAYS,
 }
-# Names of what a provider keeps, anywhere in the body. Those of `_IN_OBJECTS` count only where their object has an id.
+# Names of what a provider keeps, anywhere in the body. Those of `_IN_OBJECTS` count only where
+# their object has an id.
 _IN_OBJECTS = frozenset({"audio", "item_reference", "prompt", "voice"})
 PROVIDER_FIELDS = _IN_OBJECTS | {
     "assistant_id", "cached_content", "container", "container_id", "conversation", "conversation_id", "file_id", "file_ids",
@@ -50,8 +51,8 @@ _READ_HERE = frozenset(
         "stream_options", "system", "thinking", "tools",
     }
 )  # fmt: skip
-# Names that also occur in the parts of messages: tensors, and the name under which a server keeps an
-# image for all callers.
+# Names that also occur in the parts of messages: tensors, and the name under which a server keeps
+# an image for all callers.
 IN_PARTS = frozenset({"audio_embeds", "image_embeds", "input_embeds", "prompt_embeds", "uuid", "video_embeds"})
 _TEMPLATE_NAMES = frozenset({"chat_template", "conversation", "messages", "tokenize", "tools"})
 

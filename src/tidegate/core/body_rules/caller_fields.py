@@ -5,9 +5,9 @@
 - files that a server would fetch from elsewhere;
 - names that differ from a parameter's own only in case or dashes: a lenient server could read them instead.
 
-`read_plain` passes most bodies. `field_fault` reads the others as pairs, so that both values of a repeated name are seen. It looks into
-everything except JSON schemas, arguments of tools and metadata, where the caller chooses the names. This module knows no door and no
-settings.
+`read_plain` passes most bodies. `field_fault` reads the others as pairs, so that both values of a
+repeated name are seen. It looks into everything except JSON schemas, arguments of tools and
+metadata, where the caller chooses the names. This module knows no door and no settings.
 """
 
 import json
@@ -47,8 +47,8 @@ OTHER = ""
 class FieldRules(msgspec.Struct, frozen=True):
     """The rules of calls to one name.
 
-    `refused` are parameters that steer its servers; `allowed` are names that the operator allows. `media_hosts` are the
-    hosts, in lower case, that its servers may fetch files from.
+    `refused` are parameters that steer its servers; `allowed` are names that the operator allows.
+    `media_hosts` are the hosts, in lower case, that its servers may fetch files from.
     """
 
     refused: frozenset[str] = ENGINE_FIELDS[EngineKind.GENERIC]
@@ -56,7 +56,9 @@ class FieldRules(msgspec.Struct, frozen=True):
     media_hosts: frozenset[str] = frozenset()
 
     def both(self, other: "FieldRules") -> "FieldRules":
-        """Return the rules of a call that either of the two may apply to: only what both allow is allowed."""
+        """Return the rules of a call that either of the two may apply to: only what both allow is
+        allowed.
+        """
         hosts = self.media_hosts & other.media_hosts
         for one, two in ((self, other), (other, self)):
             if media_hosts.ANY_HOST in one.media_hosts:
@@ -71,7 +73,9 @@ STRICT = FieldRules()
 
 
 class FieldFault(NamedTuple):
-    """The reason why a request may not be sent, in words for its author; `param` is its place in the body."""
+    """The reason why a request may not be sent, in words for its author; `param` is its place in
+    the body.
+    """
 
     code: str
     message: str
@@ -202,7 +206,9 @@ class _FieldSearch:
 
 
 def _referred_to(named: list[tuple[str, Any]], within: str) -> str:
-    """Return the name of what an object only refers to by its id; empty when the object is given whole."""
+    """Return the name of what an object only refers to by its id; empty when the object is given
+    whole.
+    """
     given = {name for name, value in named if value not in (None, "", [])}
     if "id" not in given:
         return ""

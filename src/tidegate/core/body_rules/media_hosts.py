@@ -1,7 +1,7 @@
 """The hosts from which a model's servers may fetch a file that a request names.
 
-Nothing is fetched or looked up here: the name in the URL is compared with what the operator wrote. A URL is read by one strict pattern, so
-that no other parser finds another host in it.
+Nothing is fetched or looked up here: the name in the URL is compared with what the operator wrote.
+A URL is read by one strict pattern, so that no other parser finds another host in it.
 """
 
 import re
@@ -12,9 +12,8 @@ URL_CHARS_MAX = 8_192
 
 # A host, a host with a port, `*.` before a host for all names below it, or `*` for every host.
 _HOSTS = re.compile(r"\*|(?:\*\.)?[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[1-9][0-9]{0,4})?", re.IGNORECASE)
-# The beginning of a URL or of a place on the server's disk. URL parsers drop control characters before
-# it, and tabs and line
-# breaks inside it.
+# The beginning of a URL or of a place on the server's disk. URL parsers drop control characters
+# before it, and tabs and line breaks inside it.
 _BROKEN_UP = r"[\t\r\n]*+"
 PLACE = (
     rf"[\0-\x20\s]*+(?:[A-Za-z][A-Za-z0-9+.\t\r\n-]*+:{_BROKEN_UP}/{_BROKEN_UP}/"
@@ -42,7 +41,9 @@ def names_a_place(text: str) -> bool:
 
 
 def host_of(url: str) -> str | None:
-    """Return the host, with its port where that is not the scheme's own; None for what is no plain http(s) URL."""
+    """Return the host, with its port where that is not the scheme's own; None for what is no plain
+    http(s) URL.
+    """
     found = _URL.fullmatch(url) if len(url) <= URL_CHARS_MAX else None
     if found is None or "\\" in url or "#" in url:
         return None

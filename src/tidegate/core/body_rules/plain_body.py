@@ -1,9 +1,10 @@
 """A quick look at a request's body: one typed decode shows whether it is plain.
 
-A plain body has only well-known parameters, spelled as the APIs spell them, and its prompts have only texts and files that the body
-itself holds. It cannot name an object that a provider keeps, a file elsewhere, or a parameter that a caller may not set. Most bodies are
-plain. Every other body is read again, slowly, by `caller_fields`, which decides whether it may pass. This look decodes JSON, so a name
-written with escapes is read like any other, and a repeated name is checked each time.
+A plain body has only well-known parameters, spelled as the APIs spell them, and its prompts have
+only texts and files that the body itself holds. It cannot name an object that a provider keeps, a
+file elsewhere, or a parameter that a caller may not set. Most bodies are plain. Every other body is
+read again, slowly, by `caller_fields`, which decides whether it may pass. This look decodes JSON,
+so a name written with escapes is read like any other, and a repeated name is checked each time.
 """
 
 from typing import Annotated, cast
@@ -15,7 +16,8 @@ from tidegate.core.body_rules.media_hosts import PLACE
 
 NOTHING = Raw(b"")
 
-# Parameters whose values no server takes for a file, an object or a template, however deeply they are nested.
+# Parameters whose values no server takes for a file, an object or a template, however deeply they
+# are nested.
 HARMLESS = frozenset({
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "best_of", "cache_control", "cache_salt",
     "continue_final_message", "dimensions", "documents", "echo", "ebnf", "encoding_format", "frequency_penalty", "function_call",
@@ -119,7 +121,10 @@ class _FunctionTool(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The parts of a plain body that the doors read or check. A repeated name has the type of each of its values checked."""
+    """The parts of a plain body that the doors read or check.
+
+    A repeated name has the type of each of its values checked.
+    """
 
     model: str | msgspec.UnsetType = msgspec.UNSET
     stream: bool | None = None

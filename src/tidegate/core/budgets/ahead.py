@@ -2,7 +2,8 @@
 limit now.
 
 The ledgers are played forward: grants are taken as soon as they fit, as if no other call asked.
-Limits in tokens count only where it was measured what such calls use. Limits in money are left out. Pure.
+Limits in tokens count only where it was measured what such calls use. Limits in money are left out.
+Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,9 @@ def calls_take_ms(
 
 
 def _foreseen(way: Sequence[Budget], *, has_tokens: bool) -> tuple[Budget, ...]:
-    """Return the budgets of a way that limit requests or, with `has_tokens`, tokens; each with those limits alone."""
+    """Return the budgets of a way that limit requests or, with `has_tokens`, tokens; each with
+    those limits alone.
+    """
     found = []
     for budget in way:
         limits = tuple(

@@ -35,7 +35,9 @@ class Period(StrEnum):
 
 
 class BudgetKind(StrEnum):
-    """The kinds of budgets: requests and tokens of calls, their cost, or created jobs and the bytes of their inputs."""
+    """The kinds of budgets: requests and tokens of calls, their cost, or created jobs and the bytes
+    of their inputs.
+    """
 
     CALLS = "calls"
     MONEY = "money"
@@ -70,7 +72,10 @@ class Limit(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """The limits of one thing. Budgets of a kind with the same name are the same budget, in every process."""
+    """The limits of one thing.
+
+    Budgets of a kind with the same name are the same budget, in every process.
+    """
 
     bound: LimitBound
     name: str
@@ -88,7 +93,9 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def budgets_of(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
-    """Return the budgets that these limits make: one of requests and tokens, one of money, or neither."""
+    """Return the budgets that these limits make: one of requests and tokens, one of money, or
+    neither.
+    """
     binding = [limit for limit in limits if limit.enabled]
     counted = tuple(
         Limit(one.period, one.requests, one.tokens) for one in binding if (one.requests, one.tokens) != (None, None)
@@ -99,7 +106,9 @@ def budgets_of(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[B
 
 
 def creation_budgets(bound: LimitBound, name: str, limits: Iterable[Limit]) -> tuple[Budget, ...]:
-    """Return the budget of created jobs, counted as requests, and of the bytes of their inputs, counted as tokens."""
+    """Return the budget of created jobs, counted as requests, and of the bytes of their inputs,
+    counted as tokens.
+    """
     created = tuple(
         Limit(one.period, one.jobs, one.bytes)
         for one in limits
@@ -154,10 +163,11 @@ class LimitRoom(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The right to send `requests` of those asked for, with `tokens` reserved, until `lasts_ms` after the question.
+    """The right to send `requests` of those asked for, with `tokens` reserved, until `lasts_ms`
+    after the question.
 
-    Settling refers to the grant by its `id`. `nano` of money are set aside. `rooms` is the room that
-    the limits of requests and tokens have left after this grant, where that is known.
+    Settling refers to the grant by its `id`. `nano` of money are set aside. `rooms` is the room
+    that the limits of requests and tokens have left after this grant, where that is known.
 
     When fewer requests are granted than asked for:
 
@@ -231,7 +241,9 @@ def with_limits(
 
 
 def tightest(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """Return one limit for each period, with the least of each side, because all of the limits hold."""
+    """Return one limit for each period, with the least of each side, because all of the limits
+    hold.
+    """
     found: dict[Period, Limit] = {}
     for limit in limits:
         if limit.enabled:

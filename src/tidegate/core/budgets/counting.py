@@ -4,13 +4,15 @@
     Calendar   UTC days, weeks (from Monday) and months
     Total      a lifetime
 
-A grant made at the database's moment g is sent in [g, g + GRANT_MS]. Calls sent within one period were therefore granted within
-period + GRANT_MS of each other. A bucket counts until its youngest grant is older than that, so at no moment do more grants than the
-limit lie in any period + GRANT_MS, and by send time no period of any alignment holds more than the limit. Near the end of a calendar
-period nothing is granted that could be sent in the next one.
+A grant made at the database's moment g is sent in [g, g + GRANT_MS]. Calls sent within one period
+were therefore granted within period + GRANT_MS of each other. A bucket counts until its youngest
+grant is older than that, so at no moment do more grants than the limit lie in any period +
+GRANT_MS, and by send time no period of any alignment holds more than the limit. Near the end of a
+calendar period nothing is granted that could be sent in the next one.
 
-Use beyond what was reserved is a debt. Room that comes free pays it at that very moment, so the result does not depend on when
-someone looks. This module knows numbers only. Call `roll` before any other method that is given a moment.
+Use beyond what was reserved is a debt. Room that comes free pays it at that very moment, so the
+result does not depend on when someone looks. This module knows numbers only. Call `roll` before any
+other method that is given a moment.
 """
 
 from bisect import bisect_left
@@ -48,7 +50,10 @@ class Window(Protocol):
         """Take this much now."""
 
     def owe(self, count: int) -> None:
-        """Note a debt: this much was used without having been taken. Room that comes free pays it."""
+        """Note a debt: this much was used without having been taken.
+
+        Room that comes free pays it.
+        """
 
     def undo_taken(self, granted_at: int, count: int, *, owed: bool) -> None:
         """Undo part of what was taken at a moment, as far as it still counts.
@@ -69,14 +74,17 @@ class Window(Protocol):
 class Span(msgspec.Struct, frozen=True):
     """A sliding period in buckets.
 
-    Wide buckets are few. They keep a count up to one bucket too long, which costs use but stays exact.
+    Wide buckets are few. They keep a count up to one bucket too long, which costs use but stays
+    exact.
     """
 
     period_ms: int
     bucket_ms: int
 
     def leaves_at(self, bucket: int) -> int:
-        """Return the moment when a bucket's youngest grant shares no period with a call granted then."""
+        """Return the moment when a bucket's youngest grant shares no period with a call granted
+        then.
+        """
         return self.bucket_ms * (bucket + 1) + self.period_ms + GRANT_MS
 
     @property
@@ -128,10 +136,12 @@ class Sliding:
         self._pay(bucket, limit)
 
     def _step_back(self, bucket: int) -> None:
-        """Follow the database's clock back: keep each count as young as it was, which is never too old.
+        """Follow the database's clock back: keep each count as young as it was, which is never too
+        old.
 
-        The newest bucket alone makes the last step. After a clock jumped, `move` may have put it one bucket ahead of its time.
-        If all buckets stepped back that far, the oldest would leave too early.
+        The newest bucket alone makes the last step. After a clock jumped, `move` may have put it
+        one bucket ahead of its time. If all buckets stepped back that far, the oldest would leave
+        too early.
         """
         ahead = self._at[-1] - bucket
         self._at = [stepped_back(at, ahead, bucket) for at in self._at]
@@ -140,7 +150,9 @@ class Sliding:
             self._counts[-2:] = [sum(self._counts[-2:])]
 
     def move(self, ms: int) -> None:
-        """Follow a clock that jumps ahead by this much: all counts stay as young as they are, or get a little younger."""
+        """Follow a clock that jumps ahead by this much: all counts stay as young as they are, or
+        get a little younger.
+        """
         buckets = -(-ms // self._span.bucket_ms)
         self._at = [at + buckets for at in self._at]
 
@@ -232,7 +244,8 @@ class Sliding:
         if window._at:
             if window._at[-1] * span.bucket_ms > _NOW_MAX or (len(gaps) > 1 and min(gaps[1:]) < 1):
                 raise ValueError("buckets out of order or out of time")
-            # The newest bucket may have been written under a later clock, but all of them lie within one window of it.
+            # The newest bucket may have been written under a later clock, but all of them lie
+            # within one window of it.
             if window._at[-1] - window._at[0] > span.cycle:
                 raise ValueError("more buckets than a window holds")
         return window
@@ -257,7 +270,8 @@ class Calendar:
             skipped = index - self._index - 1
             self.debt = max(0, self.debt - skipped * (limit or 0))
             self.used = 0
-        # After a clock went back a day the count stays: to grant too little is better than too much.
+        # After a clock went back a day the count stays: to grant too little is better than too
+        # much.
         self._index = index
         if self.debt and limit is not None and (paid := min(self.debt, limit - self.used)) > 0:
             self.used += paid
@@ -290,7 +304,8 @@ class Calendar:
             return 0
         if limit < need or limit <= 0:
             return NEVER_MS
-        # Each coming period pays its limit towards the debt: find the first that has `need` left after that.
+        # Each coming period pays its limit towards the debt: find the first that has `need` left
+        # after that.
         periods = max(1, -(-(self.debt + need) // limit))
         return calendar_start(self._period, self._index + periods) - now
 

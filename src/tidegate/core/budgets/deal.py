@@ -1,4 +1,6 @@
-"""Deal grants to requests for budget, in order. A request takes from all of its budgets or from none.
+"""Deal grants to requests for budget, in order.
+
+A request takes from all of its budgets or from none.
 
 A request waits behind earlier ones for the same budget: otherwise a large one would never fit among
 many small ones. That holds within one deal; a request that will never fit, or not before the next
@@ -26,7 +28,10 @@ from tidegate.core.budgets.money import MoneyLedger
 
 
 def deal(asks: Sequence[BudgetRequest], ledgers: Mapping[str, Ledger], now: int) -> list[Grant]:
-    """Return one grant per ask, in order. `ledgers` holds the ledger of every named budget by its id."""
+    """Return one grant per ask, in order.
+
+    `ledgers` holds the ledger of every named budget by its id.
+    """
     waited_for: dict[str, int] = {}
     return [_grant(ask, ledgers, now, waited_for) for ask in asks]
 
@@ -81,7 +86,8 @@ def _wait(
     each: tuple[int, int],
     waited_for: dict[str, int],
 ) -> tuple[int, str]:
-    # Asking again is worth it after the longest wait of all limits, and after earlier requests for the same budgets.
+    # Asking again is worth it after the longest wait of all limits, and after earlier requests for
+    # the same budgets.
     waits = [
         (
             max(ledgers[budget.id].wait(limit, now, each[budget.in_money]), waited_for.get(budget.id, 0)),
@@ -99,15 +105,18 @@ def _wait(
 
 
 def _frees_with_time(budget: Budget, limit: Limit) -> bool:
-    """Return whether room comes back bit by bit, so that smaller requests could take it from a larger one for ever."""
+    """Return whether room comes back bit by bit, so that smaller requests could take it from a
+    larger one for ever.
+    """
     return budget.in_money or limit.period.slides
 
 
 def _left_tokens(rooms: Sequence[LimitRoom], spent: str, each: int) -> int:
-    """Return the most tokens that a smaller request would still be granted by the budget that refused.
+    """Return the most tokens that a smaller request would still be granted by the budget that
+    refused.
 
-    A day, a week, a month or a lifetime gets nothing back before it ends, so there smaller requests take nothing from a
-    larger one that waits. In a sliding period they would.
+    A day, a week, a month or a lifetime gets nothing back before it ends, so there smaller requests
+    take nothing from a larger one that waits. In a sliding period they would.
     """
     lasting = [room for room in rooms if room.budget.id == spent and not room.period.slides]
     if any(room.requests is not None and room.requests.left <= 0 for room in lasting):
@@ -117,7 +126,10 @@ def _left_tokens(rooms: Sequence[LimitRoom], spent: str, each: int) -> int:
 
 
 def settle(settlements: Sequence[Settlement], ledgers: Mapping[str, Ledger], now: int) -> None:
-    """Enter the settlements of grants. For an unknown grant only use beyond the reserve counts, as a debt."""
+    """Enter the settlements of grants.
+
+    For an unknown grant only use beyond the reserve counts, as a debt.
+    """
     for one in settlements:
         granted_at = int(one.grant_id) if one.grant_id.isdecimal() and len(one.grant_id) < 16 else 0
         unsent, reserved = max(0, one.unsent_requests), max(0, one.reserved_tokens)

@@ -12,7 +12,8 @@ from tidegate.core.budgets.counting import HOUR, Sliding, stepped_back
 
 NO_HOLDER = 0
 _MARK_BYTES = 6
-# The first number of the packed form. A window packed without holders begins with its debt instead, which is 0.
+# The first number of the packed form. A window packed without holders begins with its debt instead,
+# which is 0.
 _WITH_HOLDERS = 1
 
 
@@ -95,6 +96,7 @@ class Flights(Sliding):
                 raise ValueError("flights out of order")
             flights._put(at, count)
             flights._whose[at, mark] = flights._whose.get((at, mark), 0) + count
-        # Refuse what is no valid plain window: buckets out of time, or more of them than a window holds.
+        # Refuse what is no valid plain window: buckets out of time, or more of them than a window
+        # holds.
         Sliding.unpack(HOUR, Sliding.pack(flights))
         return flights

@@ -36,7 +36,8 @@ class Ledger:
         if limit.tokens is not None and each > 0:
             room = windows[1].room(now, limit.tokens)
             if each > limit.tokens and limit.period is not Period.LIFETIME:
-                # It never fits whole, so it goes alone: it takes the room there is, and the rest becomes a debt.
+                # It never fits whole, so it goes alone: it takes the room there is, and the rest
+                # becomes a debt.
                 requests = min(requests, 1 if room > 0 else 0)
             else:
                 requests = min(requests, room // each)
@@ -69,7 +70,9 @@ class Ledger:
         )
 
     def settle_usage(self, limit: Limit, now: int, granted_at: int, unsent: int, reserved: int, used: int) -> None:
-        """Replace what was reserved at a moment by what was used, and take back what was never sent."""
+        """Replace what was reserved at a moment by what was used, and take back what was never
+        sent.
+        """
         windows = self._rolled(limit, now)
         windows[0].undo_taken(granted_at, unsent, owed=False)
         if used > reserved:
@@ -112,14 +115,18 @@ class Ledger:
         windows[1].add(now, limit.tokens or 0)
 
     def move(self, ms: int) -> None:
-        """Follow a clock that jumps ahead by this much, so that the jump ends no minute or hour under way."""
+        """Follow a clock that jumps ahead by this much, so that the jump ends no minute or hour
+        under way.
+        """
         for pair in self._pairs.values():
             for side in pair:
                 if isinstance(side, counting.Sliding):
                     side.move(ms)
 
     def empty_at(self) -> int:
-        """Return the moment from which on nothing in this ledger counts; NEVER_MS when time alone does not bring it."""
+        """Return the moment from which on nothing in this ledger counts; NEVER_MS when time alone
+        does not bring it.
+        """
         return max((side.empty_at() for pair in self._pairs.values() for side in pair), default=0)
 
     def pack(self) -> bytes:
@@ -132,7 +139,9 @@ class Ledger:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """Return the ledger that `pack` wrote: a fresh one for no bytes, a damaged and full one for unreadable bytes."""
+        """Return the ledger that `pack` wrote: a fresh one for no bytes, a damaged and full one for
+        unreadable bytes.
+        """
         ledger = cls()
         if not packed:
             return ledger

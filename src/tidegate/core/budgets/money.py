@@ -1,4 +1,5 @@
-"""The ledger of one budget in money: what each period has spent or set aside, and what is in flight.
+"""The ledger of one budget in money: what each period has spent or set aside, and what is in
+flight.
 
 A budget in money is hard: no call goes that could pass the limit, and none goes alone with a debt.
 A call's permit sets aside the most that it can cost; settling replaces that by the real cost. An
@@ -77,7 +78,9 @@ class MoneyLedger(Ledger):
         taken.roll(now, limit.nano)
 
     def forget_flights(self, living: Collection[int]) -> bool:
-        """Count as spent what holders outside `living` have in flight; return whether there was any."""
+        """Count as spent what holders outside `living` have in flight; return whether there was
+        any.
+        """
         forgot = [pair[0].forget(living) for pair in self._pairs.values() if isinstance(pair[0], Flights)]
         return any(forgot)
 

@@ -1,4 +1,5 @@
-"""Share slots among the processes that want some: max-min fair, in whole slots, none above its wish.
+"""Share slots among the processes that want some: max-min fair, in whole slots, none above its
+wish.
 
 The slots that are left over go round by turns: when three processes want one slot, each has it for
 a third of the time.
@@ -24,7 +25,8 @@ def fair_shares(cap: int, wants: Mapping[str, int], turn: int) -> dict[str, int]
 
 
 def next_holding(cap: int, others_share: int, fair: int, in_use: int) -> tuple[int, int]:
-    """Return how many calls a process may have in flight from now on, and how many to record for it.
+    """Return how many calls a process may have in flight from now on, and how many to record for
+    it.
 
     The recorded number is never less than what it has in flight already.
     """

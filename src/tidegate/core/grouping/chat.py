@@ -1,10 +1,11 @@
-"""Several chat items as one provider call, where a provider answers each of them with its own usage.
+"""Several chat items as one provider call, where a provider answers each of them with its own
+usage.
 
-Grouping happens after routing: items share a call only when they go to the same deployment, with the
-same failover and with the same everything but their messages. Items that could spoil a group (streams,
-tools, several choices, large prompts) go alone, and the reason is named. An item without an exact usage
-of its own fails: a share of another item's number is no usage. Adapters do the sending; this module
-reads and writes the one shape that they speak.
+Grouping happens after routing: items share a call only when they go to the same deployment, with
+the same failover and with the same everything but their messages. Items that could spoil a group
+(streams, tools, several choices, large prompts) go alone, and the reason is named. An item without
+an exact usage of its own fails: a share of another item's number is no usage. Adapters do the
+sending; this module reads and writes the one shape that they speak.
 """
 
 from collections.abc import Sequence
@@ -41,8 +42,9 @@ class ChatMode(StrEnum):
 class ChatAdapter(StrEnum):
     """The ways in which a provider takes several conversations in one call.
 
-    `results`: a POST to `/v1/chat/completions/batch` with a list of conversations as `messages`, answered with one result for each,
-    every one with its own usage. vLLM has this path too but reports only the sum of the usage: that is not enough.
+    `results`: a POST to `/v1/chat/completions/batch` with a list of conversations as `messages`,
+    answered with one result for each, every one with its own usage. vLLM has this path too but
+    reports only the sum of the usage: that is not enough.
     """
 
     NONE = "none"
@@ -65,9 +67,12 @@ class Singly(StrEnum):
 
 
 class ChatBatching(msgspec.Struct, frozen=True):
-    """An operator's settings for a deployment's chat items. A missing section is `concurrent`.
+    """An operator's settings for a deployment's chat items.
 
-    `upstream_max_batch_size` is the most items in one call, `max_total_input_tokens` the most prompt tokens (estimated; 0: no cap).
+    A missing section is `concurrent`.
+
+    `upstream_max_batch_size` is the most items in one call, `max_total_input_tokens` the most
+    prompt tokens (estimated; 0: no cap).
     """
 
     mode: ChatMode = ChatMode.CONCURRENT
@@ -88,7 +93,9 @@ class ChatBatching(msgspec.Struct, frozen=True):
 
     @property
     def ineffective(self) -> str:
-        """Return why no items share a call although the settings ask for it; empty where they do, or do not ask."""
+        """Return why no items share a call although the settings ask for it; empty where they do,
+        or do not ask.
+        """
         if self.mode is not ChatMode.SYNC_MICROBATCH or self.groups:
             return ""
         if not self.has_executor:
@@ -97,7 +104,9 @@ class ChatBatching(msgspec.Struct, frozen=True):
 
     @classmethod
     def named(cls, mode: str, **limits: Any) -> "ChatBatching":
-        """Return the settings from an operator's words; SettingsError names a word that is not one of ours."""
+        """Return the settings from an operator's words; SettingsError names a word that is not one
+        of ours.
+        """
         if mode == "native_async_batch":
             raise SettingsError("chat_batching.mode: native_async_batch is reserved and not supported: use concurrent")
         if mode not in tuple(ChatMode):
@@ -148,7 +157,10 @@ class ChatPart(msgspec.Struct, frozen=True, gc=False):
 def read(
     endpoint: str, body: bytes, route: ChatRoute, batching: ChatBatching, *, executor: bool = True
 ) -> ChatPart | Singly:
-    """Return an item's part in a group, or why it goes alone. `executor`: this provider has an adapter."""
+    """Return an item's part in a group, or why it goes alone.
+
+    `executor`: this provider has an adapter.
+    """
     if endpoint != ENDPOINT:
         return Singly.ENDPOINT
     if batching.mode is not ChatMode.SYNC_MICROBATCH or batching.upstream_max_batch_size < 2:
@@ -191,8 +203,8 @@ def _spoils(fields: dict[str, msgspec.Raw]) -> Singly | None:
 
 
 def plan(parts: Sequence[ChatPart | Singly], batching: ChatBatching) -> list[list[int]]:
-    """Return which items go together, as places in `parts`: each exactly once, in order, within the size
-    and the token cap.
+    """Return which items go together, as places in `parts`: each exactly once, in order, within the
+    size and the token cap.
     """
     calls: list[list[int]] = []
     open_calls: dict[bytes, tuple[list[int], int]] = {}
@@ -211,7 +223,9 @@ def plan(parts: Sequence[ChatPart | Singly], batching: ChatBatching) -> list[lis
 
 
 def build(parts: Sequence[ChatPart]) -> bytes:
-    """Build one request for all of these parts: like a chat request, but `messages` is a list of conversations."""
+    """Build one request for all of these parts: like a chat request, but `messages` is a list of
+    conversations.
+    """
     first = parts[0]
     if any(part.key != first.key for part in parts):
         raise ValueError("only parts with the same key share a call")
@@ -227,10 +241,12 @@ class ChatAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 def split(body: bytes, count: int) -> list[ChatAnswer | UpstreamError | GiveUp]:
-    """Return the result of each of `count` items: an answer, a failure for the retry policy to judge, or the end.
+    """Return the result of each of `count` items: an answer, a failure for the retry policy to
+    judge, or the end.
 
-    The provider's answer is `{"results": [{"index", "body"} or {"index", "error"}]}`: a body is a chat completion with its usage, an
-    error is structured when it has a `status_code`. Raises BrokenAnswer when the whole answer says nothing about any item.
+    The provider's answer is `{"results": [{"index", "body"} or {"index", "error"}]}`: a body is a
+    chat completion with its usage, an error is structured when it has a `status_code`. Raises
+    BrokenAnswer when the whole answer says nothing about any item.
     """
     try:
         answer = msgspec.json.decode(body, type=dict[str, _Raw])
@@ -285,7 +301,9 @@ def _has_usage(line: bytes) -> bool:
 
 
 def _item_error(raw: bytes) -> UpstreamError:
-    """Return one item's failure as from a call of its own: its class by the status, its text in OpenAI's shape."""
+    """Return one item's failure as from a call of its own: its class by the status, its text in
+    OpenAI's shape.
+    """
     try:
         error = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError):

@@ -3,8 +3,8 @@
 Only items whose answers equal those of single calls are grouped: one text or one row of token ids
 each, and every other field of the body the same, byte for byte and in the same order. The answer is
 split by `index`; its vectors and every field that we do not know keep the bytes that the upstream
-sent. When an answer cannot be split safely, its items are sent one by one. This module does not send,
-wait or count time.
+sent. When an answer cannot be split safely, its items are sent one by one. This module does not
+send, wait or count time.
 """
 
 import re
@@ -65,7 +65,10 @@ class Alone(StrEnum):
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """One item that may share a call. Parts with equal `key` fit together; `tokens` is the estimate that usage is allocated by."""
+    """One item that may share a call.
+
+    Parts with equal `key` fit together; `tokens` is the estimate that usage is allocated by.
+    """
 
     key: bytes
     fields: bytes
@@ -78,7 +81,10 @@ class CannotSplit(ValueError):
 
 
 def read(endpoint: str, model: str, body: bytes) -> Part | Alone:
-    """Return an item's part in a group of calls to `model`, or why it goes alone. Ingest has checked the body."""
+    """Return an item's part in a group of calls to `model`, or why it goes alone.
+
+    Ingest has checked the body.
+    """
     if endpoint != ENDPOINT:
         return Alone.ENDPOINT
     try:
@@ -106,14 +112,17 @@ def _cut(body: bytes, given: bytes) -> bytes:
         after = body[found.end() + len(given) :].strip(_JSON_SPACE)[:-1].strip(_JSON_SPACE + b",")
         if b"\\" not in before and b"\\" not in after:
             return before + b"," + after if before and after else before or after
-    # The word may occur more than once: only a decode of the whole body shows which one is the field.
+    # The word may occur more than once: only a decode of the whole body shows which one is the
+    # field.
     fields = _decode_fields(body)
     fields.pop("input", None)
     return b",".join([_encode(name) + b":" + bytes(value) for name, value in fields.items()])
 
 
 def _measure(given: bytes) -> tuple[bytes, int | None]:
-    """Return whether an input is text or ids, and its tokens; None when it is anything but one input."""
+    """Return whether an input is text or ids, and its tokens; None when it is anything but one
+    input.
+    """
     kind = b"text" if given[:1] == b'"' else b"ids"
     try:
         if kind == b"text":
@@ -127,10 +136,11 @@ def _measure(given: bytes) -> tuple[bytes, int | None]:
 
 
 def plan(parts: Sequence[Part | Alone], inputs_max: int, inputs_min: int = GROUP_INPUTS_MIN) -> list[list[int]]:
-    """Return which items go together, as places in `parts`: each exactly once, in order within a group.
+    """Return which items go together, as places in `parts`: each exactly once, in order within a
+    group.
 
-    Groups come in the order of their first items. A group is cut into pieces of nearly equal size, none above
-    `inputs_max`; a piece below `inputs_min` is not worth a group.
+    Groups come in the order of their first items. A group is cut into pieces of nearly equal size,
+    none above `inputs_max`; a piece below `inputs_min` is not worth a group.
     """
     together: dict[bytes, list[int]] = {}
     calls: list[list[int]] = []
@@ -161,7 +171,8 @@ def build(parts: Sequence[Part]) -> bytes:
 
 
 def split(body: bytes, parts: Sequence[Part]) -> list[tuple[bytes, Usage]]:
-    """Split a grouped answer into an answer and a usage for each part, in order, as from calls of their own.
+    """Split a grouped answer into an answer and a usage for each part, in order, as from calls of
+    their own.
 
     The body is one that was accepted as an answer, on one line.
     """
@@ -208,8 +219,8 @@ def _split_usage(reported: msgspec.Raw | None, weights: Sequence[int]) -> list[t
     try:
         whole = _decode_usage(reported)
     except (msgspec.MsgspecError, RecursionError):
-        # A paid answer is not thrown away because its usage cannot be divided: only the usage is, so that
-        # no part has all of it.
+        # A paid answer is not thrown away because its usage cannot be divided: only the usage is,
+        # so that no part has all of it.
         return [(_Raw(b"null"), Usage())] * len(weights)
     prompts = apportion(as_count(whole.get("prompt_tokens")) or 0, weights)
     parts: list[dict[str, Any]] = [{} for _ in weights]
@@ -234,12 +245,13 @@ def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], we
     if count is not None:
         prompt, completion = as_count(whole.get("prompt_tokens")), as_count(whole.get("completion_tokens")) or 0
         if name == "total_tokens" and prompt is not None and count == prompt + completion:
-            # The total is the sum of two numbers that are divided already; divided by itself it could
-            # round differently.
+            # The total is the sum of two numbers that are divided already; divided by itself it
+            # could round differently.
             return [mine + other for mine, other in zip(prompts, apportion(completion, weights), strict=True)]
         return apportion(count, weights)
     if isinstance(value, dict):
-        # Cached tokens are a part of the prompt: divided alike, no item has more of them than prompt.
+        # Cached tokens are a part of the prompt: divided alike, no item has more of them than
+        # prompt.
         nested: list[dict[str, Any]] = [{} for _ in weights]
         for inner, detail in value.items():
             number = as_count(detail)
@@ -261,10 +273,11 @@ class Remedy(StrEnum):
 class GroupSize(msgspec.Struct, frozen=True):
     """The size of a deployment's next groups, learned from how the last ones went.
 
-    A first overload is waited out; a second halves the size, down to single calls. Good calls double it
-    again, up to what the operator allowed, but later each time: a server that cannot do groups is not asked
-    for one over and over. Many groups are in flight at once. So a call remembers the `epoch` in which it was
-    sent, and the result of a call from an earlier epoch changes nothing: one overload is counted once.
+    A first overload is waited out; a second halves the size, down to single calls. Good calls
+    double it again, up to what the operator allowed, but later each time: a server that cannot do
+    groups is not asked for one over and over. Many groups are in flight at once. So a call
+    remembers the `epoch` in which it was sent, and the result of a call from an earlier epoch
+    changes nothing: one overload is counted once.
     """
 
     inputs_max: int
@@ -279,7 +292,9 @@ class GroupSize(msgspec.Struct, frozen=True):
         return cls(inputs_max, inputs_max)
 
     def succeeded(self, epoch: int) -> "GroupSize":
-        """Return the size after an answered call; single calls count too, or a size of 1 would never grow again."""
+        """Return the size after an answered call; single calls count too, or a size of 1 would
+        never grow again.
+        """
         if epoch != self.epoch:
             return self
         good = self.good + 1
@@ -294,7 +309,8 @@ class GroupSize(msgspec.Struct, frozen=True):
     def failed(self, error: UpstreamError, epoch: int) -> tuple["GroupSize", Remedy]:
         """Return the size after a grouped call that failed, and what to do with its items."""
         if isinstance(error, Refused | BrokenAnswer):
-            # One bad input, or a server that cannot do groups: sent alone, each item gets its own verdict.
+            # One bad input, or a server that cannot do groups: sent alone, each item gets its own
+            # verdict.
             is_too_large = isinstance(error, BrokenAnswer) or error.status == TOO_LARGE
             return (self.unfit(epoch) if is_too_large else self), Remedy.SINGLES
         if isinstance(error, KeyRejected | PoolExhausted | Withheld | HandedBack) or epoch != self.epoch:

@@ -1,7 +1,7 @@
 """The messages for a bad line or a bad file: what is wrong, where, and what its author should do.
 
-Only input that has already failed a check comes here, so these functions may be slow. They know JSON
-and the names of a line's parts; `lines` knows the limits and the endpoints.
+Only input that has already failed a check comes here, so these functions may be slow. They know
+JSON and the names of a line's parts; `lines` knows the limits and the endpoints.
 """
 
 import math
@@ -38,7 +38,8 @@ class LineFault(Exception):
 class BodyFault(LineFault):
     """The reason why one request may not run, though the batch may: a wrong parameter in its body.
 
-    The caller reads a 400 for this item alone. `custom_id` and `model` are set once the rest of the line proved good.
+    The caller reads a 400 for this item alone. `custom_id` and `model` are set once the rest of the
+    line proved good.
     """
 
     custom_id = ""
@@ -118,7 +119,9 @@ def _need_kind(
 
 
 def custom_id_of(line: bytes, bytes_max: int) -> str | None:
-    """Return the custom_id of a bad line, by which its author finds it; None where it cannot be read or is too long."""
+    """Return the custom_id of a bad line, by which its author finds it; None where it cannot be
+    read or is too long.
+    """
     try:
         line.decode()
         custom_id = _decode_str(_decode_object(line)["custom_id"])
@@ -144,7 +147,9 @@ _exact = JSONDecoder(object_pairs_hook=_Pairs, parse_float=_finite, parse_int=_f
 
 
 def check_exactly(line: bytes, body_keys_max: int) -> None:
-    """Refuse a key named twice in the line or its body, numbers that are not finite, and too many keys in the body."""
+    """Refuse a key named twice in the line or its body, numbers that are not finite, and too many
+    keys in the body.
+    """
     pairs = _exact.decode(line.decode())
     _refuse_twice(pairs, "")
     for key, value in pairs:
@@ -183,7 +188,9 @@ _MAGIC = (
 
 
 def strange_file(start: bytes) -> LineFault | None:
-    """Return the fault of a file whose first bytes cannot begin JSON Lines, named by what it seems to be; else None."""
+    """Return the fault of a file whose first bytes cannot begin JSON Lines, named by what it seems
+    to be; else None.
+    """
     for magic, kind, remedy in _MAGIC:
         if start.startswith(magic):
             return LineFault("invalid_json_line", f"The file seems to be {kind}: {remedy} and send it again.")

@@ -1,10 +1,10 @@
 """Lines that differ only in their custom_id and in the end of their prompt.
 
-Most inputs are written by a program, so nearly every line has the same bytes around an id and a text.
-A shape is such a frame, taken from a line that passed every check. A line that fits it is good when
-its id is plain and the rest of its prompt is valid JSON: a JSON reader that has seen the same bytes is
-in the same state, and a string or an array ends by itself. Nothing is guessed: a line that does not
-fit exactly goes through `lines`, as the first one did.
+Most inputs are written by a program, so nearly every line has the same bytes around an id and a
+text. A shape is such a frame, taken from a line that passed every check. A line that fits it is
+good when its id is plain and the rest of its prompt is valid JSON: a JSON reader that has seen the
+same bytes is in the same state, and a string or an array ends by itself. Nothing is guessed: a line
+that does not fit exactly goes through `lines`, as the first one did.
 """
 
 from operator import sub
@@ -81,8 +81,8 @@ class LineTemplate:
         to_id_end = -1
         more = True
         while more:
-            # Most ids are as long as the one before. When the guess is wrong, the id contains a byte that
-            # is not plain, and `good` fails.
+            # Most ids are as long as the one before. When the guess is wrong, the id contains a
+            # byte that is not plain, and `good` fails.
             if to_id_end < 0 or not startswith(head, at + to_id_end):
                 to_id_end = find(b'"', at + id_from) - at
                 if not startswith(head, at + to_id_end):
@@ -101,7 +101,8 @@ class LineTemplate:
                 if stem is not root and not startswith(stem.path, text_at):
                     stem, stray = root.climb(data, text_at)
                 text_at += stem.path_size
-            # Neither a head nor a stem contains a newline, but a line, with its tail, may end before they do.
+            # Neither a head nor a stem contains a newline, but a line, with its tail, may end
+            # before they do.
             stop = find(b"\n", text_at)
             text_end = stop - tail_size
             more = startswith(joint, text_end)
@@ -132,9 +133,9 @@ class LineTemplate:
 class AlikeLine:
     """Neighbouring lines of one shape.
 
-    `starts` has the start of each line and the end of the last. `prefixes` are the stems of the prompts, and
-    `texts` are the bytes after the stem. `strays` means that some prompt seemed to match a branch of its stem
-    but did not.
+    `starts` has the start of each line and the end of the last. `prefixes` are the stems of the
+    prompts, and `texts` are the bytes after the stem. `strays` means that some prompt seemed to
+    match a branch of its stem but did not.
     """
 
     def __init__(self, shape: LineTemplate) -> None:
@@ -147,7 +148,9 @@ class AlikeLine:
         self.strays = False
 
     def good(self, rules: LineRules) -> bool:
-        """Return whether all lines are good: sizes within bounds, ids plain, prompts shallow and valid JSON."""
+        """Return whether all lines are good: sizes within bounds, ids plain, prompts shallow and
+        valid JSON.
+        """
         starts, texts = self.starts, self.texts
         if 0 in self.id_sizes or max(self.id_sizes) > rules.custom_id_bytes_max:
             return False
@@ -171,11 +174,15 @@ class AlikeLine:
             prompts = _decode_lines(lines)
         except (ValueError, LineFault):
             return False
-        # The first value begins with the first line. If each value is as long as its line, each ends with its line.
+        # The first value begins with the first line. If each value is as long as its line, each
+        # ends with its line.
         return [*map(len, prompts)] == sizes
 
     def _check_depth(self, depth_max: int, opened: int) -> None:
-        """Refuse deep nesting. Count brackets for many lines at once, and exactly only where there are many."""
+        """Refuse deep nesting.
+
+        Count brackets for many lines at once, and exactly only where there are many.
+        """
         texts, room = self.texts, depth_max - opened
         if count_openers(b"".join(texts)) <= room:
             return

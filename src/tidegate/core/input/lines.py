@@ -1,13 +1,13 @@
 """The rules for a line of an input, and the check of one line.
 
-A line is read once into a typed shape that holds only what ingest needs; the prompt stays raw bytes,
-and nothing is ever written back. Raw limits come before the parser. Further checks come after it: no
-key named twice, nothing that the endpoint cannot run. Only a suspicious line pays for a slow exact
-parse, and only a bad one for the words that `line_faults` finds. This module knows no files, no order
-of items and no jobs.
+A line is read once into a typed shape that holds only what ingest needs; the prompt stays raw
+bytes, and nothing is ever written back. Raw limits come before the parser. Further checks come
+after it: no key named twice, nothing that the endpoint cannot run. Only a suspicious line pays for
+a slow exact parse, and only a bad one for the words that `line_faults` finds. This module knows no
+files, no order of items and no jobs.
 
-`NaN` and `Infinity` are refused everywhere. A number too large for a double (`1e999`) or of more than
-128 digits is refused in parameters and in arrays of token ids, but not in messages and texts.
+`NaN` and `Infinity` are refused everywhere. A number too large for a double (`1e999`) or of more
+than 128 digits is refused in parameters and in arrays of token ids, but not in messages and texts.
 """
 
 import re
@@ -24,16 +24,16 @@ from tidegate.core.usage import estimate
 MODEL_BYTES_MAX = 256
 CHOICES_MAX = 128
 NOTHING = Raw(b"")
-# The endpoint of a job whose lines each name their own. It is no path, so a caller of `accept` cannot ask
-# for it by accident.
+# The endpoint of a job whose lines each name their own. It is no path, so a caller of `accept`
+# cannot ask for it by accident.
 MIXED = "mixed"
 
 
 class ChosenLines(msgspec.Struct, frozen=True):
     """The lines of an input that run again.
 
-    The error lines at `errors_path` name them: those with one of these outcomes and, where some are given, one of
-    these codes and one of these kinds of errors (by their ids).
+    The error lines at `errors_path` name them: those with one of these outcomes and, where some are
+    given, one of these codes and one of these kinds of errors (by their ids).
     """
 
     errors_path: str
@@ -178,8 +178,8 @@ class _LooseRequest(msgspec.Struct, gc=False):
 class InputLine(msgspec.Struct, gc=False):
     """A line that may run.
 
-    `fixed` is what an engine reads before the prompt: tools, instructions, a system text. `input_count` is 0
-    where inputs are not counted.
+    `fixed` is what an engine reads before the prompt: tools, instructions, a system text.
+    `input_count` is 0 where inputs are not counted.
     """
 
     custom_id: str
@@ -218,7 +218,9 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 def path_of(url: str | None, rules: LineRules) -> str:
-    """Return the endpoint of a line with this `url`; empty where the line had to name one and did not."""
+    """Return the endpoint of a line with this `url`; empty where the line had to name one and did
+    not.
+    """
     return (url or "") if rules.endpoint == MIXED else rules.endpoint
 
 
@@ -257,7 +259,8 @@ def _checked(line: bytes, rules: LineRules, utf8_known: bool) -> InputLine:
     body, path = request.body, path_of(request.url, rules)
     model = _model_of(request, line, path)
     endpoint = endpoint_of(path)
-    # Check the url first: complaints about a body meant for another endpoint would not help its author.
+    # Check the url first: complaints about a body meant for another endpoint would not help its
+    # author.
     _check_url(request.url, rules)
     key, prompt = _prompt_of(body, endpoint)
     at = _locate(line, key, prompt)
@@ -300,7 +303,9 @@ def check_depth(line: bytes, depth_max: int) -> None:
 
 
 def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
-    """Return the key and the raw value of what the model reads; both are empty where an unknown endpoint has none."""
+    """Return the key and the raw value of what the model reads; both are empty where an unknown
+    endpoint has none.
+    """
     if endpoint.prompt is not None:
         prompt: Raw = getattr(body, endpoint.prompt)
         if not prompt or prompt == Raw(b"null"):
@@ -314,7 +319,10 @@ def _prompt_of(body: Body, endpoint: Endpoint) -> tuple[str, Raw]:
 
 
 def _locate(line: bytes, key: str, prompt: Raw) -> int:
-    """Return where the prompt's bytes begin in the line. Equal bytes elsewhere will do: only their content is compared."""
+    """Return where the prompt's bytes begin in the line.
+
+    Equal bytes elsewhere will do: only their content is compared.
+    """
     if not prompt:
         return len(line)
     at = line.find(b'"%s"' % key.encode()) + len(key) + 2
@@ -324,7 +332,9 @@ def _locate(line: bytes, key: str, prompt: Raw) -> int:
 
 
 def _check_frame(frame: bytes, line: bytes, body_keys_max: int) -> None:
-    """Look for faults that a typed decode accepts: keys named twice, numbers that are not finite, too many keys."""
+    """Look for faults that a typed decode accepts: keys named twice, numbers that are not finite,
+    too many keys.
+    """
     named = [text for text in frame.split(b'"') if text in _READ_KEYS]
     if (
         len(set(named)) < len(named)

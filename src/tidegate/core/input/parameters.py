@@ -1,9 +1,10 @@
-"""Parameters that are put into the bodies of requests: the ones that hold for a line, and the changed line.
+"""Parameters that are put into the bodies of requests: the ones that hold for a line, and the
+changed line.
 
 A default fills in what a body leaves out; an override replaces its value. The more particular level
-counts: the operator's for all, for an endpoint, for a model, then the job's. Only the names at the top
-of a body are looked at. A line without changes keeps its bytes. So does a line that cannot be read:
-the check that follows says what is wrong with it.
+counts: the operator's for all, for an endpoint, for a model, then the job's. Only the names at the
+top of a body are looked at. A line without changes keeps its bytes. So does a line that cannot be
+read: the check that follows says what is wrong with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,9 @@ class BodyShaper:
         self._sets: dict[tuple[str, str], tuple[dict[str, bytes], dict[str, bytes]]] = {}
 
     def shaped(self, line: bytes) -> bytes:
-        """Return the line with all parameters that hold for it; the same bytes where nothing changes."""
+        """Return the line with all parameters that hold for it; the same bytes where nothing
+        changes.
+        """
         if not is_utf8(line):
             return line
         try:
@@ -69,8 +72,8 @@ class BodyShaper:
             return line
 
     def _set_of(self, path: str, model: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
-        """Return the encoded defaults and overrides for an endpoint and a model; an override drops the
-        default of its name.
+        """Return the encoded defaults and overrides for an endpoint and a model; an override drops
+        the default of its name.
         """
         known = self._sets.get((path, model))
         if known is not None:
@@ -96,7 +99,8 @@ def named(levels: Sequence[ParameterLevel]) -> frozenset[str]:
 
 
 def check_parameters(values: Mapping[str, Any], endpoint: str) -> None:
-    """Raise LineFault for parameters that no line may have: too many, a reserved name, a value of a wrong kind.
+    """Raise LineFault for parameters that no line may have: too many, a reserved name, a value of a
+    wrong kind.
 
     An empty endpoint stands for all of them.
     """

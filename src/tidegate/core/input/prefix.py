@@ -1,14 +1,16 @@
 """Prefix order: items whose prompts begin with the same bytes become neighbours.
 
-The order of work within one model is a walk through the tree of the prompts' beginnings: first what an engine reads first
-(tools, instructions, a system text), then the prompt itself, byte by byte, so every length of shared beginning is grouped
-at once and no tokenizer is needed. Branches come in the order in which the input first takes them. Items that share less
-than `KEY_BYTES` after a fork are not grouped: that is a fraction of a cache block, and work that stays close to the order
-of the input is cheaper to rewrite.
+The order of work within one model is a walk through the tree of the prompts' beginnings: first what
+an engine reads first (tools, instructions, a system text), then the prompt itself, byte by byte, so
+every length of shared beginning is grouped at once and no tokenizer is needed. Branches come in the
+order in which the input first takes them. Items that share less than `KEY_BYTES` after a fork are
+not grouped: that is a fraction of a cache block, and work that stays close to the order of the
+input is cheaper to rewrite.
 
-Prompts are not kept. Items come in bundles that are known to begin alike, each item with the `KEY_BYTES` after that
-beginning. An item is read again only when no more is known of it, and from where its group is known to agree. The caller
-supplies the bytes. How the items were bundled changes only the amount of work.
+Prompts are not kept. Items come in bundles that are known to begin alike, each item with the
+`KEY_BYTES` after that beginning. An item is read again only when no more is known of it, and from
+where its group is known to agree. The caller supplies the bytes. How the items were bundled changes
+only the amount of work.
 """
 
 from array import array
@@ -23,7 +25,9 @@ Read = Callable[[int, int, int], bytes]
 
 
 class Bundle:
-    """Items, in the order of the input, whose prompts agree with `reference` from `base` to `cut`, and their keys there."""
+    """Items, in the order of the input, whose prompts agree with `reference` from `base` to `cut`,
+    and their keys there.
+    """
 
     __slots__ = ("_agreed", "base", "cut", "keys", "numbers", "reference")
 
@@ -61,7 +65,9 @@ class Bundle:
         return self._agreed
 
     def keys_at(self, cut: int, read: Read) -> Sequence[bytes]:
-        """Return the items' keys at a fork less than a key's length before the bundle's cut, or anywhere after it."""
+        """Return the items' keys at a fork less than a key's length before the bundle's cut, or
+        anywhere after it.
+        """
         if cut == self.cut:
             return self.keys
         if cut > self.cut:
@@ -71,8 +77,8 @@ class Bundle:
         return [lacking + key[:room] for key in self.keys]
 
 
-# Bundles and single items on one branch of the tree, and how far they are known to agree; None when they
-# need no more sorting.
+# Bundles and single items on one branch of the tree, and how far they are known to agree; None when
+# they need no more sorting.
 Branch = tuple[list[Bundle], "array[int]", int | None]
 
 
@@ -98,7 +104,9 @@ def order_family(cut: int, bundles: list[Bundle], read: Read) -> "tuple[array[in
 
 
 def _agree(bundles: list[Bundle], numbers: "array[int]", at: int, read: Read) -> tuple[list[Bundle], int]:
-    """Return the items of one branch in bundles known from `at` on, and exactly how far all their prompts agree."""
+    """Return the items of one branch in bundles known from `at` on, and exactly how far all their
+    prompts agree.
+    """
     numbers = _with_items(numbers, [bundle for bundle in bundles if bundle.cut < at])
     bundles = [bundle for bundle in bundles if bundle.cut >= at]
     while True:
@@ -200,7 +208,8 @@ def _between(keys: Collection[bytes], at: int) -> int:
     shared = max(0, len(keys) - 1) * at
     packed = b"".join(keys)
     different = 0
-    # Compare all neighbours at once: a column of the keys' bytes against the same column moved by one key.
+    # Compare all neighbours at once: a column of the keys' bytes against the same column moved by
+    # one key.
     for column in range(KEY_BYTES):
         own = int.from_bytes(packed[column::KEY_BYTES])
         different |= own ^ (own >> 8)

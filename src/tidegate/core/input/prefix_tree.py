@@ -1,13 +1,13 @@
 """Beginnings that prompts share, found while an input is read.
 
-A family is the items of one model with equal tools and instructions; it knows how far all its prompts
-agree. A stem is a beginning that some of them share. Every item belongs to one stem, and keeps the
-`KEY_BYTES` of its prompt after it. Stems branch: several prompts that go on alike after a stem get a
-stem of their own, so that known bytes need not be read again. How far stems reach depends on chance;
-the order of the items, which `prefix` makes, must never depend on it.
+A family is the items of one model with equal tools and instructions; it knows how far all its
+prompts agree. A stem is a beginning that some of them share. Every item belongs to one stem, and
+keeps the `KEY_BYTES` of its prompt after it. Stems branch: several prompts that go on alike after a
+stem get a stem of their own, so that known bytes need not be read again. How far stems reach
+depends on chance; the order of the items, which `prefix` makes, must never depend on it.
 
-Every cut lies at the start of a string or inside one, never inside an escape. So JSON can be read on
-from there after the stem's `opening`: the same brackets and an open string.
+Every cut lies at the start of a string or inside one, never inside an escape. So JSON can be read
+on from there after the stem's `opening`: the same brackets and an open string.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ KEY_BYTES = 24
 REFERENCE_BYTES_MAX = 64 << 10
 # A branch must spare its items at least this much.
 BRANCH_BYTES_MIN = 2 * KEY_BYTES
-# Shared beginnings are counted in steps of about an engine's cache block, so that neighbouring slices
-# agree on the length.
+# Shared beginnings are counted in steps of about an engine's cache block, so that neighbouring
+# slices agree on the length.
 SHARED_STEP_BYTES = 64
 
 
@@ -76,9 +76,11 @@ class PrefixStem:
 
 
 def branch_off(stem: PrefixStem, key: bytes, texts: Sequence[bytes], number: int) -> PrefixStem | None:
-    """Make a branch for prompts that go on with `key` after the stem, or make the existing branch fit them too.
+    """Make a branch for prompts that go on with `key` after the stem, or make the existing branch
+    fit them too.
 
-    `texts` are the bytes after the stem's cut. Return None, now and later, when they share too little.
+    `texts` are the bytes after the stem's cut. Return None, now and later, when they share too
+    little.
     """
     old = stem.branches.get(key)
     shared = old.rest if old else texts[0][: REFERENCE_BYTES_MAX - stem.cut]
@@ -91,7 +93,8 @@ def branch_off(stem: PrefixStem, key: bytes, texts: Sequence[bytes], number: int
 
 
 def resume(text: bytes, agreed: int) -> tuple[int, bytes]:
-    """Return the last place up to `agreed` where reading the JSON in `text` can resume, and the shortest opening for it.
+    """Return the last place up to `agreed` where reading the JSON in `text` can resume, and the
+    shortest opening for it.
 
     Without any string there is no such place but the beginning.
     """
@@ -111,14 +114,17 @@ def resume(text: bytes, agreed: int) -> tuple[int, bytes]:
         # The agreement ends outside of any string: go back to the start of the last one.
         return quote + 1, bytes(outside[:-1])
     cut = agreed
-    # An escape has at most twelve bytes (a surrogate pair), so keep that distance from any backslash.
+    # An escape has at most twelve bytes (a surrogate pair), so keep that distance from any
+    # backslash.
     while (slash := text.rfind(b"\\", quote + 1, cut)) >= 0 and cut - slash < 12:
         cut = slash
     return cut, bytes(outside)
 
 
 def _string_end(text: bytes, position: int, stop: int) -> int:
-    """Return the place after the quote that closes the string; -1 when it is not closed before `stop`."""
+    """Return the place after the quote that closes the string; -1 when it is not closed before
+    `stop`.
+    """
     while (end := text.find(b'"', position, stop)) >= 0:
         slashes = end - len(text[position:end].rstrip(b"\\")) - position
         if slashes % 2 == 0:
@@ -128,10 +134,11 @@ def _string_end(text: bytes, position: int, stop: int) -> int:
 
 
 def shared_beginnings(bodies: Sequence[bytes]) -> list[int]:
-    """Return how many bytes of each request are the beginning of its branch; 0 for a request on no branch.
+    """Return how many bytes of each request are the beginning of its branch; 0 for a request on no
+    branch.
 
-    The requests are neighbours in work order, a walk through the tree, so a branch is a run of them. Neighbours belong
-    to one branch when they share at least half of the shorter one.
+    The requests are neighbours in work order, a walk through the tree, so a branch is a run of
+    them. Neighbours belong to one branch when they share at least half of the shorter one.
     """
     shared = [0] * len(bodies)
     branch, first = b"", 0

@@ -42,7 +42,10 @@ _key = itemgetter(slice(KEY_BYTES))
 
 
 class Scan:
-    """The state of a scan: what is kept of the input so far. Good items are numbered from 0 in the input's order."""
+    """The state of a scan: what is kept of the input so far.
+
+    Good items are numbered from 0 in the input's order.
+    """
 
     def __init__(self, rules: LineRules) -> None:
         self.rules = rules
@@ -50,10 +53,10 @@ class Scan:
         self.stopped = False
         self.line_count = 0
         self.input_count = 0
-        # Columns of the good items: the line's offset, size (with the newline) and number, a hash of the
-        # id, the stem of the
-        # prompt, the tokens that the answer may have, the size of what an engine reads before the prompt, the prompt's offset in
-        # the line and its size, how many of its bytes are letters of files, and the `KEY_BYTES` of the prompt after the stem.
+        # Columns of the good items: the line's offset, size (with the newline) and number, a hash
+        # of the id, the stem of the prompt, the tokens that the answer may have, the size of what
+        # an engine reads before the prompt, the prompt's offset in the line and its size, how many
+        # of its bytes are letters of files, and the `KEY_BYTES` of the prompt after the stem.
         self.at = array("Q")
         self.size = array("I")
         self.line = array("I")
@@ -71,7 +74,8 @@ class Scan:
         self.bad_size = array("I")
         self.bad_line = array("I")
         self.models: list[str] = []
-        # Columns of the families: endpoint and model, and the size of what the items share before their prompts.
+        # Columns of the families: endpoint and model, and the size of what the items share before
+        # their prompts.
         self.families: list[PrefixFamily] = []
         self.family_targets: list[tuple[str, str]] = []
         self.family_fixed_size = array("I")
@@ -130,13 +134,19 @@ class Scan:
             self._dropping = True
 
     def renumber(self, lines: Sequence[int]) -> None:
-        """Number the lines as in the input that they were taken from. This must be the last call."""
+        """Number the lines as in the input that they were taken from.
+
+        This must be the last call.
+        """
         self.line = array("I", [lines[line - 1] for line in self.line])
         self.bad_line = array("I", [lines[line - 1] for line in self.bad_line])
         self.errors = [replace(error, line=lines[error.line - 1]) if error.line else error for error in self.errors]
 
     def finish(self) -> None:
-        """Take the last line if no newline ended it, and check the limits of the whole input. This must be the last call."""
+        """Take the last line if no newline ended it, and check the limits of the whole input.
+
+        This must be the last call.
+        """
         if self._rest and not self.stopped:
             self._take(self._rest + b"\n", len(self._rest) + 1)
         self._rest = b""
@@ -228,7 +238,9 @@ class Scan:
             self._branch_off(alike, keys)
 
     def _branch_off(self, alike: AlikeLine, keys: list[bytes]) -> None:
-        """Make branches for prompts that went on alike, and shorten branches to fit prompts that almost matched."""
+        """Make branches for prompts that went on alike, and shorten branches to fit prompts that
+        almost matched.
+        """
         texts_of: dict[tuple[PrefixStem, bytes], list[bytes]] = {}
         for stem, key, text in zip(alike.prefixes, keys, alike.texts, strict=True):
             texts_of.setdefault((stem, key), []).append(text)
@@ -320,14 +332,15 @@ class Scan:
         if known is not None:
             return known
         if len(self.families) >= FAMILIES_MAX:
-            # So many different tools and instructions share little: order such items by their prompts alone.
+            # So many different tools and instructions share little: order such items by their
+            # prompts alone.
             fixed = b"any"
             known = self._family_numbers.get((checked.endpoint, checked.model, fixed))
             if known is not None:
                 return known
         self._add_model(checked.model)
-        # Once all references together are too large, families begin without one, and their items are read
-        # again to sort them.
+        # Once all references together are too large, families begin without one, and their items
+        # are read again to sort them.
         room = REFERENCES_BYTES_MAX - self._references_size
         family = PrefixFamily(prompt[: min(room, REFERENCE_BYTES_MAX)])
         number = len(self.families)

@@ -1,6 +1,8 @@
-"""Cut work into slices: runs of neighbouring items of one endpoint and one model, bounded in count, bytes and cost.
+"""Cut work into slices: runs of neighbouring items of one endpoint and one model, bounded in count,
+bytes and cost.
 
-An item that is larger than a bound gets a slice of its own. Of the items only a scan's columns are known.
+An item that is larger than a bound gets a slice of its own. Of the items only a scan's columns are
+known.
 """
 
 from array import array
@@ -40,8 +42,8 @@ def sample_first(runs: Sequence[WorkRun], count: int) -> list[WorkRun]:
 def cut_slices(run: WorkRun, first: int, places: Sequence[int], scan: Scan) -> Iterator[SlicePlan]:
     """Yield the slices of a run.
 
-    `first` is the number of the run's first item in the work. `places` are where each item begins in the work file,
-    and where the last ends.
+    `first` is the number of the run's first item in the work. `places` are where each item begins
+    in the work file, and where the last ends.
     """
     endpoint, model, numbers = run
     if not numbers:
@@ -97,7 +99,9 @@ def _fitting(sizes: Iterable[int], costs: Iterable[int], rules: LineRules) -> in
 
 
 def plan_of_line(line: bytes, rules: LineRules) -> IngestPlan:
-    """Return the plan of an input of one good line, with its newline; raise LineFault for a bad line."""
+    """Return the plan of an input of one good line, with its newline; raise LineFault for a bad
+    line.
+    """
     checked = check_line(line[:-1], rules)
     prompt_bytes = checked.prompt_size + len(checked.fixed)
     unread = unread_bytes(line[checked.prompt_at : checked.prompt_at + checked.prompt_size])

@@ -1,8 +1,11 @@
-"""Choose whose input is ingested next: fair between tenants by bytes, and small inputs first within one tenant.
+"""Choose whose input is ingested next: fair between tenants by bytes, and small inputs first within
+one tenant.
 
-This is start-time fair queueing. Every tenant has a place on a clock that counts bytes. An input starts at its tenant's place, or at the
-clock where the tenant had nothing waiting for a while, and the tenant's place moves ahead by the input's bytes. The input with the
-earliest start goes next. Small inputs and large ones have a lane each, with its own clock, because small ones need no process.
+This is start-time fair queueing. Every tenant has a place on a clock that counts bytes. An input
+starts at its tenant's place, or at the clock where the tenant had nothing waiting for a while, and
+the tenant's place moves ahead by the input's bytes. The input with the earliest start goes next.
+Small inputs and large ones have a lane each, with its own clock, because small ones need no
+process.
 
 The functions are pure: the store brings what waits and keeps the places.
 """
@@ -41,7 +44,10 @@ class IngestLimits(msgspec.Struct, frozen=True):
 
 
 class WaitingInput(msgspec.Struct, frozen=True):
-    """An input that no worker ingests now. `rank` orders the inputs of one tenant: small and old ones have a low rank."""
+    """An input that no worker ingests now.
+
+    `rank` orders the inputs of one tenant: small and old ones have a low rank.
+    """
 
     job_id: str
     ingest_bytes: int
@@ -66,14 +72,18 @@ class IngestTurn(msgspec.Struct, frozen=True):
 
 
 def ingest_bytes(size_bytes: int, line_count: int) -> int:
-    """Return what an ingest costs in bytes: the input's own, and some for each line, which costs time however short it is."""
+    """Return what an ingest costs in bytes: the input's own, and some for each line, which costs
+    time however short it is.
+    """
     return max(1, size_bytes + LINE_BYTES * line_count)
 
 
 def choose_inputs(
     tenants: Sequence[WaitingTenant], clock: int, count_max: int, bytes_max: int = BYTES_MAX
 ) -> list[IngestTurn]:
-    """Return the next inputs of a lane, in order: one, and more of them while all together cost at most so many bytes."""
+    """Return the next inputs of a lane, in order: one, and more of them while all together cost at
+    most so many bytes.
+    """
     queue = [
         (max(tenant.place, clock), tenant.inputs[0].rank, number, 0)
         for number, tenant in enumerate(tenants)

@@ -1,9 +1,12 @@
-"""Collect the texts of a request or an answer, for guardrails that look for patterns in them; and say what cannot be looked at.
+"""Collect the texts of a request or an answer, for guardrails that look for patterns in them; and
+say what cannot be looked at.
 
-Looked at are all strings, names of fields that the APIs do not have, long numbers, texts inside `data:` URLs and Base64 files, and texts
-that only come together when parts of one list are read after one another. Not looked at are the APIs' own words, each a fixed one, so
-that nothing can hide there. Parts that cannot be looked at are named: images and other files, content that lies elsewhere, token ids,
-fields that are named twice. `readings` are the forms in which one text may be read. This module knows no pattern.
+Looked at are all strings, names of fields that the APIs do not have, long numbers, texts inside
+`data:` URLs and Base64 files, and texts that only come together when parts of one list are read
+after one another. Not looked at are the APIs' own words, each a fixed one, so that nothing can hide
+there. Parts that cannot be looked at are named: images and other files, content that lies
+elsewhere, token ids, fields that are named twice. `readings` are the forms in which one text may be
+read. This module knows no pattern.
 """
 
 import binascii
@@ -22,16 +25,17 @@ from tidegate.core.json_limits import has_too_many_values
 UNESCAPED_TIMES_MAX = 4
 # Work on one piece at a time: while Python processes a long text, no other thread runs.
 STRIPPED_CHARS = 16_384
-# Putting the marks of one letter in order takes time that grows with the square of their number, so these
-# pieces are short.
+# Putting the marks of one letter in order takes time that grows with the square of their number, so
+# these pieces are short.
 NORMALIZED_CHARS = 256
 # A letter with more marks than this may be cut (Unicode's own bound, UAX #15).
 MARKS_MAX = 30
 DIGITS_MIN = 5
-# How often the whole body may be repeated in joined texts, two times for each list within a list; no API
-# needs more than six.
+# How often the whole body may be repeated in joined texts, two times for each list within a list;
+# no API needs more than six.
 JOINED_TIMES_MAX = 8
-# The letters of a file without text mean nothing; a short file might be a text that only claims to be a file.
+# The letters of a file without text mean nothing; a short file might be a text that only claims to
+# be a file.
 FILE_CHARS_MIN = 512
 
 _KEY = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:)?', re.DOTALL)
@@ -66,7 +70,8 @@ _JOINED = frozenset(
     ("content", "system", "input", "messages", "output", "outputs", "parts", "summary", "tokens", "instructions")
 ) | {"reasoning_details", "segments", "words"}
 _SPECIAL = _FILES | _ELSEWHERE | _STORED
-# What may precede a `data:` URL, or its first letter: URL parsers drop spaces and control characters.
+# What may precede a `data:` URL, or its first letter: URL parsers drop spaces and control
+# characters.
 _BEFORE_DATA = frozenset((*"dD\x85\xa0\u2028\u2029\u3000", *map(chr, range(0x21)), ""))
 # Objects whose field names a caller or a model chooses.
 _FREE = frozenset(("input", "arguments", "metadata", "output", "default", "examples", "const", "enum"))
@@ -94,7 +99,9 @@ OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system
 
 
 class BodyTexts:
-    """The texts of a body that can be looked at; `unseen` says what could not be, and is empty when all could."""
+    """The texts of a body that can be looked at; `unseen` says what could not be, and is empty when
+    all could.
+    """
 
     __slots__ = ("_body", "_is_answer", "_joined_chars", "_keys", "_rivals", "texts", "unseen")
 
@@ -136,7 +143,10 @@ class BodyTexts:
         self._object("", looked_at, is_free=False)
 
     def _object(self, name: str, value: dict[str, Any], *, is_free: bool) -> None:
-        """Look at an object. In a free one, a caller or a model chose the fields, whatever their names are."""
+        """Look at an object.
+
+        In a free one, a caller or a model chose the fields, whatever their names are.
+        """
         self._keys += len(value)
         if not value.keys() <= FIELDS:
             self.texts += value.keys() - FIELDS
@@ -261,8 +271,8 @@ def is_api_word(name: str, text: str, *, is_answer: bool) -> bool:
 
 
 def readings(text: str) -> Iterator[str]:
-    """Yield this text, and the other forms in which it may be read: without escapes, and with letters in
-    their plain shape.
+    """Yield this text, and the other forms in which it may be read: without escapes, and with
+    letters in their plain shape.
     """
     yield text
     plain = text
@@ -282,14 +292,18 @@ def readings(text: str) -> Iterator[str]:
 
 
 def _shaped(text: str) -> str:
-    """Return the text with compatible letters as plain ones (NFKC) and without invisible characters."""
+    """Return the text with compatible letters as plain ones (NFKC) and without invisible
+    characters.
+    """
     chunks = (text[at : at + STRIPPED_CHARS] for at in range(0, len(text), STRIPPED_CHARS))
     shown = "".join(_INVISIBLE.sub("", one.translate(_TAGS)) for one in chunks)
     return "".join(unicodedata.normalize("NFKC", one) for one in _pieces(shown))
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Yield the text in pieces that can be normalized alone: none begins with a part of the character before it."""
+    """Yield the text in pieces that can be normalized alone: none begins with a part of the
+    character before it.
+    """
     begin = 0
     while begin < len(text):
         end = begin + NORMALIZED_CHARS
@@ -334,7 +348,10 @@ def _is_data_head(name: str, head: str) -> bool:
 
 
 def _is_file(name: str, text: str, beside: dict[str, Any], *, is_free: bool) -> bool:
-    """Return whether a server may take a text for a file in Base64. Readers of Base64 skip all other characters."""
+    """Return whether a server may take a text for a file in Base64.
+
+    Readers of Base64 skip all other characters.
+    """
     if beside.get("type") == "base64":
         return True
     if name == "data" and beside.get("type") == "text" and "format" not in beside and "filename" not in beside:

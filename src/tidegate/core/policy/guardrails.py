@@ -1,12 +1,16 @@
-"""The built-in guardrails: length, patterns and shape. Each judges a body and passes, changes or refuses it.
+"""The built-in guardrails: length, patterns and shape.
+
+Each judges a body and passes, changes or refuses it.
 
     Length      bytes and estimated tokens of a prompt, bytes of an answer
     Patterns    an operator's regular expressions: what is found is refused (deny) or replaced (redact)
     AnswerShape the text of an answer is JSON that fits a schema
 
-Patterns look at all texts of a body (`body_texts.py`). A body with a part that cannot be looked at is refused, unless the operator lets it
-pass, and so is one with a text longer than the bound. Bodies are changed in place: every byte around a replaced text stays as it was, and a
-body with a match left after that is refused. An operator's own guardrail is anything with these two methods; this module does not load it.
+Patterns look at all texts of a body (`body_texts.py`). A body with a part that cannot be looked at
+is refused, unless the operator lets it pass, and so is one with a text longer than the bound.
+Bodies are changed in place: every byte around a replaced text stays as it was, and a body with a
+match left after that is refused. An operator's own guardrail is anything with these two methods;
+this module does not load it.
 """
 
 import re
@@ -24,12 +28,12 @@ from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.wording import in_words
 
 TEXT_CHARS_MAX = 1_000_000
-# The most that is looked through at once, a few milliseconds at worst: in bytes, and in bytes times the
-# weight of the patterns.
+# The most that is looked through at once, a few milliseconds at worst: in bytes, and in bytes times
+# the weight of the patterns.
 QUICK_BYTES_MAX = 16_000
 QUICK_WORK_MAX = 1_000_000
-# A string token of JSON, and the colon after it that makes it a key. The repeats are possessive: they
-# need no backtracking.
+# A string token of JSON, and the colon after it that makes it a key. The repeats are possessive:
+# they need no backtracking.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*+:\s*+)?', re.DOTALL)
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
@@ -56,7 +60,10 @@ class Transformed(msgspec.Struct, frozen=True, gc=False):
 
 
 class GuardrailRefusal(msgspec.Struct, frozen=True, gc=False):
-    """The body is refused. That is final: it would be refused again. Own guardrails have codes of their own."""
+    """The body is refused.
+
+    That is final: it would be refused again. Own guardrails have codes of their own.
+    """
 
     code: str
     message: str
@@ -120,7 +127,10 @@ class Unseen(StrEnum):
 
 
 class Patterns:
-    """Regular expressions over all texts of prompts and answers. `replacement` is literal: it refers to no group."""
+    """Regular expressions over all texts of prompts and answers.
+
+    `replacement` is literal: it refers to no group.
+    """
 
     def __init__(
         self,
@@ -204,7 +214,9 @@ class Patterns:
 
 
 def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:
-    """Yield each string value of a JSON body: where its token begins and ends, its field, and its text."""
+    """Yield each string value of a JSON body: where its token begins and ends, its field, and its
+    text.
+    """
     key, key_end = "", 0
     for found in _TOKEN.finditer(body):
         if found[1] is not None:
@@ -215,12 +227,15 @@ def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:
         except (msgspec.MsgspecError, UnicodeError):
             # Half a character: look at the text as it was written.
             text = found[0][1:-1].decode("utf-8", "replace")
-        # A string that follows no key is an element of a list, and the last key says nothing about it.
+        # A string that follows no key is an element of a list, and the last key says nothing about
+        # it.
         yield found.start(), found.end(), key if found.start() == key_end else "", text
 
 
 class AnswerShape:
-    """The rule that the text of every choice is JSON that fits this schema; an answer that only calls tools has no text."""
+    """The rule that the text of every choice is JSON that fits this schema; an answer that only
+    calls tools has no text.
+    """
 
     def __init__(self, name: str, schema: Any) -> None:
         self._name = name

@@ -1,7 +1,8 @@
 """Check whether a value fits a JSON Schema (draft 2020-12), with jsonschema-rs.
 
-A schema is refused when it is not valid, uses a word that draft 2020-12 does not have (a misspelled word would otherwise check nothing),
-or refers to another document: nothing is ever fetched. Patterns run in linear time. `format` only describes.
+A schema is refused when it is not valid, uses a word that draft 2020-12 does not have (a misspelled
+word would otherwise check nothing), or refers to another document: nothing is ever fetched.
+Patterns run in linear time. `format` only describes.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ PATTERN_BYTES_MAX = 1 << 20
 WHY_CHARS_MAX = 200
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _DEFINITION = "#/$defs/"
-# The draft's own schema of schemas, closed to words that it does not name or that have no meaning in it any more.
+# The draft's own schema of schemas, closed to words that it does not name or that have no meaning
+# in it any more.
 _CLOSED_DRAFT = Draft202012Validator(
     {
         "$schema": _DRAFT,
@@ -33,7 +35,9 @@ class Schema:
     """A valid schema. `problem` returns the first way in which a value does not fit."""
 
     def __init__(self, schema: Any, pattern_bytes_max: int = PATTERN_BYTES_MAX) -> None:
-        """Compile a schema; `pattern_bytes_max` bounds what each pattern is compiled to, and so the time that it takes."""
+        """Compile a schema; `pattern_bytes_max` bounds what each pattern is compiled to, and so the
+        time that it takes.
+        """
         try:
             wrong = max(_CLOSED_DRAFT.iter_errors(schema), key=lambda error: len(error.instance_path), default=None)
             if wrong is not None:
@@ -52,11 +56,14 @@ class Schema:
         self._is_finite = _is_finite(schema)
 
     def problem(self, value: Any) -> str | None:
-        """Return where and why the value does not fit, naming fields but no value; None when it fits."""
+        """Return where and why the value does not fit, naming fields but no value; None when it
+        fits.
+        """
         try:
             if self._validator.is_valid(value):
                 return None
-            # To find the reason takes exponential time where a schema contains itself; the verdict does not.
+            # To find the reason takes exponential time where a schema contains itself; the verdict
+            # does not.
             if self._is_finite:
                 self._validator.validate(value)
         except ValidationError as error:
@@ -79,7 +86,9 @@ def _place(root: str, error: ValidationError) -> str:
 
 
 def _is_finite(schema: Any) -> bool:
-    """Return whether all references lead to the schema's own $defs, and none of them back to itself."""
+    """Return whether all references lead to the schema's own $defs, and none of them back to
+    itself.
+    """
     if not isinstance(schema, dict):
         return True
     references = {name: set(_references(one)) for name, one in schema.get("$defs", {}).items()}

@@ -35,7 +35,8 @@ _CATEGORIES = {
 _TRAILED = "TRAILED"
 # A flag of our own beside Python's: the text has only ASCII.
 _ASCII_TEXT = 1 << 30
-# Another flag of our own: the text is a part of a longer one, so its beginning and end may be anywhere.
+# Another flag of our own: the text is a part of a longer one, so its beginning and end may be
+# anywhere.
 _WITHIN = 1 << 29
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 _REFUSED = {
@@ -52,7 +53,10 @@ Step = tuple[Any, Any]
 
 
 class Finder:
-    """The patterns of one guardrail. `weight` is how many places a search may have to follow at once, per byte of text."""
+    """The patterns of one guardrail.
+
+    `weight` is how many places a search may have to follow at once, per byte of text.
+    """
 
     def __init__(self, texts: Sequence[str], where: str) -> None:
         places = [f"{where}, pattern {number + 1}" for number in range(len(texts))]
@@ -65,8 +69,8 @@ class Finder:
         def written(flags: int) -> list[str]:
             return [_written(one, place, flags) for one, place in zip(parsed, places, strict=True)]
 
-        # Most texts have only ASCII. There RE2's own classes and `\\b` mean what Python's do, and its
-        # programs are small.
+        # Most texts have only ASCII. There RE2's own classes and `\\b` mean what Python's do, and
+        # its programs are small.
         self._each = {
             is_ascii: [_compiled(*one) for one in zip(written(flags), places, strict=True)]
             for is_ascii, flags in ((True, _ASCII_TEXT), (False, 0))
@@ -82,14 +86,17 @@ class Finder:
         return any(pattern.search(encoded) is not None for pattern in self._each[text.isascii()])
 
     def may_find_in(self, joined: str) -> bool:
-        """Return False when none of the texts joined by line breaks into this one matches a pattern."""
+        """Return False when none of the texts joined by line breaks into this one matches a
+        pattern.
+        """
         encoded = joined.encode("utf-8", "replace")
         if self._have_literals:
             for literal in self._literals:
                 if literal in encoded:
                     break
             else:
-                # RE2 takes many times as long. It lets other threads run, but that pays only for long texts.
+                # RE2 takes many times as long. It lets other threads run, but that pays only for
+                # long texts.
                 return False
         return self._within[joined.isascii()].search(encoded) is not None
 
@@ -129,7 +136,9 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _written(parsed: Any, where: str, flags: int) -> str:
-    """Return a pattern in RE2's syntax, under these flags and its own; a SettingsError says what to write instead."""
+    """Return a pattern in RE2's syntax, under these flags and its own; a SettingsError says what to
+    write instead.
+    """
     try:
         return _Writer(where).sequence(list(parsed), parsed.state.flags | flags)
     except RecursionError:
@@ -348,7 +357,9 @@ def _literal(steps: Iterable[Step], flags: int) -> str:
 
 
 def _bounded(ranges: Ranges, *, lead: bool, trail: bool) -> str:
-    """Write one character of these, with the wanted word boundaries; beside anything but ASCII a boundary always holds."""
+    """Write one character of these, with the wanted word boundaries; beside anything but ASCII a
+    boundary always holds.
+    """
     if not lead and not trail:
         return _class(ranges)
     words = tuple(

@@ -1,9 +1,12 @@
-"""Decide whether an item may be sent, from the current state of its key: one pure decision of a few microseconds.
+"""Decide whether an item may be sent, from the current state of its key: one pure decision of a few
+microseconds.
 
-Terminal: the key is deleted, revoked or expired, the model or resource is not allowed, a hard budget is spent. Retryable: all parallel
-slots are taken, a rate is used up, calls in flight have the rest of a budget set aside, or the key's state is unknown. A wait
-says nothing about an item, so a retryable denial never uses up its attempts. The budget client judges budgets and slots, where a
-call is sent. Guardrails and hooks come after this, because they cost more. The caller loads the state and decides how old it may be.
+Terminal: the key is deleted, revoked or expired, the model or resource is not allowed, a hard
+budget is spent. Retryable: all parallel slots are taken, a rate is used up, calls in flight have
+the rest of a budget set aside, or the key's state is unknown. A wait says nothing about an item, so
+a retryable denial never uses up its attempts. The budget client judges budgets and slots, where a
+call is sent. Guardrails and hooks come after this, because they cost more. The caller loads the
+state and decides how old it may be.
 """
 
 from collections.abc import Mapping
@@ -35,7 +38,10 @@ RETRYABLE = frozenset(
 
 
 class KeyState(msgspec.Struct, frozen=True, gc=False):
-    """The known state of a key. No models, or no resources, mean any. `parallel_max` 0: as many calls as there are slots."""
+    """The known state of a key.
+
+    No models, or no resources, mean any. `parallel_max` 0: as many calls as there are slots.
+    """
 
     key_id: str
     models: frozenset[str] = frozenset()
@@ -48,7 +54,10 @@ class KeyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Denied(msgspec.Struct, frozen=True, gc=False):
-    """A call that may not be sent. `wait_ms` is the least time until asking again can help; 0 when that is unknown."""
+    """A call that may not be sent.
+
+    `wait_ms` is the least time until asking again can help; 0 when that is unknown.
+    """
 
     code: DenialCode
     message: str
@@ -100,7 +109,9 @@ def judge(key: KeyState, model: str, resource: str, now_ms: int) -> Denied | Non
 
 
 def allows(models: frozenset[str], resources: frozenset[str], name: str, model_of: Mapping[str, str]) -> bool:
-    """Return whether these allowlists let a request name this as its model, which is whether `names_allowed` contains it."""
+    """Return whether these allowlists let a request name this as its model, which is whether
+    `names_allowed` contains it.
+    """
     return (not models or model_of.get(name, name) in models) and (not resources or name in resources)
 
 

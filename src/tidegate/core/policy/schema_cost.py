@@ -1,7 +1,9 @@
-"""Refuse callers' schemas that could take long: too large, with too many patterns, or unfolding without end.
+"""Refuse callers' schemas that could take long: too large, with too many patterns, or unfolding
+without end.
 
-The validator follows a reference each time it meets it. A few definitions that refer to the next one twice, or one definition that
-refers to itself twice for the same place of a value, double the work at every step. Such schemas are refused before they are used.
+The validator follows a reference each time it meets it. A few definitions that refer to the next
+one twice, or one definition that refers to itself twice for the same place of a value, double the
+work at every step. Such schemas are refused before they are used.
 """
 
 from collections.abc import Iterator
@@ -17,8 +19,8 @@ UNFOLDED_MAX = 10_000
 LOOPS_MAX = 200
 DEPTH_MAX = 64
 _ANY = "*"
-# Words whose schemas judge the value itself, one or several of them; and below, words whose schemas judge
-# parts of the value.
+# Words whose schemas judge the value itself, one or several of them; and below, words whose schemas
+# judge parts of the value.
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _OF_PARTS = (
     "items",
@@ -35,7 +37,9 @@ _Steps = tuple[str, ...]
 
 
 def check_cost(schema: Any) -> None:
-    """Raise SettingsError when checking a value against this schema could take much longer than reading the value."""
+    """Raise SettingsError when checking a value against this schema could take much longer than
+    reading the value.
+    """
     size_bytes = len(msgspec.json.encode(schema))
     if size_bytes > SCHEMA_BYTES_MAX:
         raise SettingsError(f"schema has {size_bytes:,} bytes; {SCHEMA_BYTES_MAX:,} are allowed")
@@ -46,7 +50,9 @@ def check_cost(schema: Any) -> None:
 
 
 class _Unfolding:
-    """A walk through a schema as the validator goes: it follows a reference unless that leads back to the walk's own path."""
+    """A walk through a schema as the validator goes: it follows a reference unless that leads back
+    to the walk's own path.
+    """
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -57,7 +63,8 @@ class _Unfolding:
     def walk(self, schema: Any, steps: _Steps, open_at: dict[str, int]) -> None:
         """Walk through one schema.
 
-        `steps` lead to the part of the value that it judges; `open_at` has the references that lead here, and their steps.
+        `steps` lead to the part of the value that it judges; `open_at` has the references that lead
+        here, and their steps.
         """
         self._count += 1
         if self._count > UNFOLDED_MAX or len(open_at) + len(steps) > DEPTH_MAX:
@@ -103,7 +110,9 @@ class _Unfolding:
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[Any, str | None]]:
-    """Yield the schemas inside this one, each with the step to the part that it judges; None stands for the value itself."""
+    """Yield the schemas inside this one, each with the step to the part that it judges; None stands
+    for the value itself.
+    """
     for word in _IN_PLACE:
         if word in schema:
             inner = schema[word]
@@ -129,5 +138,7 @@ def _values(schema: dict[str, Any], word: str) -> list[Any]:
 
 
 def _overlap(one: _Steps, other: _Steps) -> bool:
-    """Return whether two references back can meet in one part of a value, where each round trip would double the work."""
+    """Return whether two references back can meet in one part of a value, where each round trip
+    would double the work.
+    """
     return all(a == b or _ANY in (a, b) for a, b in zip(one, other, strict=False))

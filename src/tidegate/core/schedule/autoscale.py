@@ -12,7 +12,8 @@ from tidegate.core.deployments import Serves
 from tidegate.core.window import spoken
 from tidegate.core.wording import in_words
 
-# Work that is due sooner than this counts as due then, because a replica started now serves nothing sooner.
+# Work that is due sooner than this counts as due then, because a replica started now serves nothing
+# sooner.
 SOONEST_MS = 60_000
 REPLICAS_MAX = 10_000
 
@@ -25,9 +26,12 @@ class DueWork(msgspec.Struct, frozen=True):
 
 
 class PoolLoad(msgspec.Struct, frozen=True):
-    """The deployments of a model that take the same kind of calls, each counted as one replica, and how many of them are `unhealthy`.
+    """The deployments of a model that take the same kind of calls, each counted as one replica, and
+    how many of them are `unhealthy`.
 
-    `interactive` counts users' calls in flight there, `slots` the calls that one replica takes at once."""
+    `interactive` counts users' calls in flight there, `slots` the calls that one replica takes at
+    once.
+    """
 
     replicas: int
     unhealthy: int
@@ -39,7 +43,9 @@ NO_POOL = PoolLoad(0, 0, 0, 1)
 
 
 class ReplicasNeeded(msgspec.Struct, frozen=True):
-    """The number of replicas needed and why; `scale` is the need as a multiple of the replicas there are."""
+    """The number of replicas needed and why; `scale` is the need as a multiple of the replicas
+    there are.
+    """
 
     count: int
     why: str
@@ -47,14 +53,17 @@ class ReplicasNeeded(msgspec.Struct, frozen=True):
 
 
 def background_pool(pools: Mapping[Serves, PoolLoad]) -> Serves:
-    """Return the pool that background work makes grow: BATCH where it exists or only INTERACTIVE does, else BOTH."""
+    """Return the pool that background work makes grow: BATCH where it exists or only INTERACTIVE
+    does, else BOTH.
+    """
     return Serves.BATCH if Serves.BATCH in pools or set(pools) == {Serves.INTERACTIVE} else Serves.BOTH
 
 
 def model_replicas(
     due: Sequence[DueWork], rate: float, pools: Mapping[Serves, PoolLoad]
 ) -> dict[Serves, ReplicasNeeded]:
-    """Return how many replicas of a model are needed in each pool; never 0 while anything waits or a user calls there.
+    """Return how many replicas of a model are needed in each pool; never 0 while anything waits or
+    a user calls there.
 
     `rate` is work units a second of all pools together; 0 while nothing was measured.
     """
@@ -70,7 +79,10 @@ def model_replicas(
 
 
 def _pool_replicas(due: Sequence[DueWork], each: float, pool: PoolLoad) -> ReplicasNeeded:
-    """Return how many replicas this work and the pool's users need. `each` is a replica's work units a second; 0: unknown."""
+    """Return how many replicas this work and the pool's users need.
+
+    `each` is a replica's work units a second; 0: unknown.
+    """
     for_users = math.ceil(pool.interactive / max(pool.slots, 1))
     scale = pool.interactive / max(pool.slots * pool.replicas, 1)
     users = in_words(pool.interactive, "interactive call needs", "interactive calls need")
@@ -108,8 +120,8 @@ def whole_scale(needed: Mapping[Serves, ReplicasNeeded], pools: Mapping[Serves, 
 def worker_replicas(models: Sequence[tuple[int, int]], slots_per_worker: int, *, has_steps: bool) -> ReplicasNeeded:
     """Return how many workers keep these models full.
 
-    A model is a number of replicas and the calls that one replica takes at once. `has_steps`: something beside items
-    waits for a worker.
+    A model is a number of replicas and the calls that one replica takes at once. `has_steps`:
+    something beside items waits for a worker.
     """
     calls = sum(count * max(slots, 1) for count, slots in models)
     if not calls and has_steps:
@@ -123,7 +135,9 @@ def worker_replicas(models: Sequence[tuple[int, int]], slots_per_worker: int, *,
 
 
 def _steepest(due: Sequence[DueWork]) -> tuple[float, DueWork]:
-    """Return the highest rate that any deadline asks for, and that deadline: all that is due by then must be done by then."""
+    """Return the highest rate that any deadline asks for, and that deadline: all that is due by
+    then must be done by then.
+    """
     done, found, steepest = 0, 0.0, due[0]
     for one in sorted(due, key=lambda work: work.due_in_ms):
         done += one.units

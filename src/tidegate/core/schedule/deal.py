@@ -1,7 +1,8 @@
-"""One choice in the making: what is left of every room, cap, share and counter after each dealt slice.
+"""One choice in the making: what is left of every room, cap, share and counter after each dealt
+slice.
 
-A `Deal` keeps the books for the layers and decides nothing. Room is per model first, then the worker's
-own; an owner's cap holds over all models.
+A `Deal` keeps the books for the layers and decides nothing. Room is per model first, then the
+worker's own; an owner's cap holds over all models.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
 
 Key = tuple[str, str]
-# Entries: slices dealt in this choice (lower priorities begin higher), waiting since, place in the order, the job.
+# Entries: slices dealt in this choice (lower priorities begin higher), waiting since, place in the
+# order, the job.
 Heap = list[tuple[int, int, int, JobView]]
 _PLACE = attrgetter("model", "share_owner", "queue")
 _PRIORITY = attrgetter("priority")
@@ -90,7 +92,8 @@ class Deal:
                 for view in views
             }
             ground.weights = ground.view.weights or sum(flow.weight for flow in ground.flows.values())
-        # A snapshot lists jobs flow by flow, so this loop runs once per flow; another order would only be slower.
+        # A snapshot lists jobs flow by flow, so this loop runs once per flow; another order would
+        # only be slower.
         for (model, share_owner, queue), jobs in groupby(self.snapshot.jobs, _PLACE):
             if model not in self.grounds:
                 continue
@@ -105,7 +108,10 @@ class Deal:
     # -- what may be taken
 
     def ready(self, job: JobView) -> int:
-        """Return about how many slices of a job are left to deal. A job in the snapshot has at least one ready."""
+        """Return about how many slices of a job are left to deal.
+
+        A job in the snapshot has at least one ready.
+        """
         left = self._ready.get((job.job_id, job.model))
         if left is not None:
             return left
@@ -135,10 +141,12 @@ class Deal:
         return ground.room_items > 0 and self.slices_left > 0
 
     def within(self, ground: Ground, why: Why, share: float, job: JobView) -> bool:
-        """Return whether a rule may take one more slice within its share of a model's work in flight.
+        """Return whether a rule may take one more slice within its share of a model's work in
+        flight.
 
-        The leases store the rule of each slice, so the share is counted from them. No slice would ever fit a share smaller than
-        one slice. So a rule with nothing in flight may take one, unless a rule with a share took the last slice.
+        The leases store the rule of each slice, so the share is counted from them. No slice would
+        ever fit a share smaller than one slice. So a rule with nothing in flight may take one,
+        unless a rule with a share took the last slice.
         """
         if share <= 0:
             return False
@@ -175,7 +183,9 @@ class Deal:
     # -- order
 
     def line_up(self, jobs: list[JobView], own: Callable[["Deal", list[JobView]], list[JobView]]) -> list[JobView]:
-        """Return jobs sorted by the plugged-in rank, or by the layer's own order when there is none or it fails."""
+        """Return jobs sorted by the plugged-in rank, or by the layer's own order when there is none
+        or it fails.
+        """
         rank = self.policy.rank
         if rank is not None:
             try:
@@ -185,7 +195,9 @@ class Deal:
         return own(self, jobs)
 
     def prioritised(self, line: list[JobView]) -> list[JobView]:
-        """Return the line with the jobs of each owner sorted by priority among the owner's places in it."""
+        """Return the line with the jobs of each owner sorted by priority among the owner's places
+        in it.
+        """
         if not self.has_priorities:
             return line
         owned: dict[str, list[JobView]] = {}
@@ -195,7 +207,9 @@ class Deal:
         return [next(turns[job.share_owner]) for job in line]
 
     def tier(self, job: JobView) -> int:
-        """Return how many different higher priorities the job's owner has among its jobs for the same model and queue."""
+        """Return how many different higher priorities the job's owner has among its jobs for the
+        same model and queue.
+        """
         if not self.has_priorities:
             return 0
         queued = self.grounds[job.model].flows[job.share_owner].jobs[job.queue]
@@ -251,7 +265,9 @@ class Deal:
         return [Pick(job_id, model, count, why) for (job_id, model, why), count in self.picked.items()]
 
     def turns(self) -> dict[str, Turn]:
-        """Return the turns to remember for the next choice, for models of which something was dealt."""
+        """Return the turns to remember for the next choice, for models of which something was
+        dealt.
+        """
         turns = {}
         for name, ground in self.grounds.items():
             if not ground.dealt:
@@ -276,7 +292,8 @@ def _ground(view: ModelView) -> Ground:
 def _unknown_flow(ground: Ground, share_owner: str) -> Flow:
     """Add the flow of a job that the snapshot shows for its deadline without its flow.
 
-    The snapshot leaves out the flows that were served most, so the new flow gets the highest counter.
+    The snapshot leaves out the flows that were served most, so the new flow gets the highest
+    counter.
     """
     most = max((flow.counter for flow in ground.flows.values()), default=0.0)
     flow = ground.flows[share_owner] = Flow(share_owner, 1.0, most)

@@ -1,5 +1,5 @@
-"""Sentences that say why a job ended as it did: from its row, from what its error file says of items, and
-from why items waited at the end.
+"""Sentences that say why a job ended as it did: from its row, from what its error file says of
+items, and from why items waited at the end.
 """
 
 from collections import Counter
@@ -21,8 +21,10 @@ _UNRUN_OF_FAILED = NEVER_RAN[Outcome.FAILED][0]
 
 
 class FailedItems(msgspec.Struct, frozen=True):
-    """The kinds of errors in a job's error file with how many lines each has, most frequent first. `is_partial`: only the beginning of the
-    file was read."""
+    """The kinds of errors in a job's error file with how many lines each has, most frequent first.
+
+    `is_partial`: only the beginning of the file was read.
+    """
 
     kinds: tuple[tuple[ErrorKind, int], ...] = ()
     is_partial: bool = False
@@ -32,7 +34,10 @@ NONE_FAILED = FailedItems()
 
 
 def why_ended(job: Job, failed: FailedItems, waited: Sequence[str]) -> list[str]:
-    """Return how a job ended, why, and what to do next. `waited` says why items waited that were not run to their end."""
+    """Return how a job ended, why, and what to do next.
+
+    `waited` says why items waited that were not run to their end.
+    """
     if job.state is JobState.FAILED and not job.item_count:
         return _refused(job.errors)
     sentences = [f"{_how(job)}: {_counts(job, failed)}."]
@@ -73,7 +78,10 @@ def _how(job: Job) -> str:
 
 
 def _counts(job: Job, failed: FailedItems) -> str:
-    """Say what became of the items. A job that was stopped counts those that were not run as failed; their lines tell them apart."""
+    """Say what became of the items.
+
+    A job that was stopped counts those that were not run as failed; their lines tell them apart.
+    """
     if not job.item_count:
         return "its input had not been read"
     if job.answered_count == job.item_count:
@@ -89,7 +97,9 @@ def _counts(job: Job, failed: FailedItems) -> str:
 
 
 def _causes(job_id: str, failed: FailedItems) -> list[str]:
-    """Say why items that ran failed, by kind of error, and where each message is whole: numbers and quoted texts are left out of a kind."""
+    """Say why items that ran failed, by kind of error, and where each message is whole: numbers and
+    quoted texts are left out of a kind.
+    """
     kinds = [(kind, count) for kind, count in failed.kinds if kind.code not in _NEVER_RAN_CODES]
     if not kinds:
         return []

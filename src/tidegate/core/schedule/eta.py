@@ -1,10 +1,12 @@
-"""Forecast when a job will end, and whether in time: pure arithmetic on measured rates, its place in the queue and its limits.
+"""Forecast when a job will end, and whether in time: pure arithmetic on measured rates, its place
+in the queue and its limits.
 
-Rates are what a model served a second while it had work to do, one sample a minute; idle time says nothing about what a model can
-serve. Where nothing was measured the answer is None.
+Rates are what a model served a second while it had work to do, one sample a minute; idle time says
+nothing about what a model can serve. Where nothing was measured the answer is None.
 
-What requests take of a model is fitted to those that it answered lately: a part that each takes, however long it is, and a part for every
-unit. So backlogs of short and of long requests can be compared and added up.
+What requests take of a model is fitted to those that it answered lately: a part that each takes,
+however long it is, and a part for every unit. So backlogs of short and of long requests can be
+compared and added up.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,8 @@ _BUSY_MS_MIN = 1_000
 _OWN_MS_MIN = 1_000
 # The current rate is measured over the last half minute of work.
 _RECENT_BUSY_MS = 30_000
-# Below this variance of units (as a share of the mean's square), requests do not show how much their length matters.
+# Below this variance of units (as a share of the mean's square), requests do not show how much
+# their length matters.
 _VARIANCE_MIN = 0.01
 
 
@@ -53,10 +56,11 @@ IN_UNITS = RequestCost(Linear(0.0, 1.0), Linear(0.0, 1.0))
 
 
 class Position(msgspec.Struct, frozen=True):
-    """The place of a job on one model: its own rest, the work before it, and the flows beside its own.
+    """The place of a job on one model: its own rest, the work before it, and the flows beside its
+    own.
 
-    `ahead` is the work ahead of the job in its flow. `others` are the weight and the backlog of each other awake flow;
-    a backlog is None where it is unknown.
+    `ahead` is the work ahead of the job in its flow. `others` are the weight and the backlog of
+    each other awake flow; a backlog is None where it is unknown.
     """
 
     left: Backlog
@@ -99,7 +103,8 @@ def slack_ms(time_left_ms: int, left_units: int, rate: float | None) -> int | No
 def fitted(minutes: Sequence[Minute]) -> RequestCost:
     """Return what requests of a model take, fitted to these minutes.
 
-    Minutes that an earlier version wrote have no sums of products; they count only when there are no others.
+    Minutes that an earlier version wrote have no sums of products; they count only when there are
+    no others.
     """
     minutes = [one for one in minutes if one.unit_squares] or minutes
     timed = [one for one in minutes if one.call_ms]
@@ -125,7 +130,8 @@ def _fitted(minutes: Sequence[Minute], amount: float, unit_amount: float) -> Lin
 
 
 def work_before_end(position: Position, takes: RequestCost = IN_UNITS) -> float:
-    """Return what the whole model serves until this job is done, if flows share its tokens by weight.
+    """Return what the whole model serves until this job is done, if flows share its tokens by
+    weight.
 
     Each other flow gets as many tokens for its weight as the job's flow, but at most its backlog.
     """
@@ -163,8 +169,8 @@ def own_rate(
 ) -> float | None:
     """Return the work per second that a model serves of this job, by the job's own progress.
 
-    For a job that is alone on the model: requests of earlier jobs may cost more or less for their units. None while
-    the job has too little to show.
+    For a job that is alone on the model: requests of earlier jobs may cost more or less for their
+    units. None while the job has too little to show.
     """
     items = sum(one.items for one in minutes)
     call_ms = sum(one.call_ms for one in minutes) / items if items else 0.0
@@ -175,7 +181,8 @@ def own_rate(
 
 
 def best_rates(minutes: Sequence[Minute], slots: int) -> tuple[float, float] | None:
-    """Return the work units and items per second that a model may reach; None where nothing was measured.
+    """Return the work units and items per second that a model may reach; None where nothing was
+    measured.
 
     This takes the best measured minute of each, raised by the slots that stayed free in it.
     """
@@ -206,8 +213,8 @@ def eta(
 ) -> Eta | None:
     """Return when a job in this place ends; None where no rate is known.
 
-    A configured default rate stands in for a measured one. The current rate, where known, counts more than those of
-    earlier minutes; they still say how much it may change.
+    A configured default rate stands in for a measured one. The current rate, where known, counts
+    more than those of earlier minutes; they still say how much it may change.
     """
     measured = [rate for rate in rates if rate > 0]
     if not measured and rate_default is not None and rate_default > 0:
@@ -239,8 +246,8 @@ def feasible(
 ) -> JobOutlook:
     """Return whether a job in this place ends in time.
 
-    A job is at risk when its share alone may not suffice but urgency can help. It is impossible when it would miss its end even with the
-    whole urgent share.
+    A job is at risk when its share alone may not suffice but urgency can help. It is impossible
+    when it would miss its end even with the whole urgent share.
     """
     expected = eta(position, rates, rate_default)
     if expected is None:

@@ -1,6 +1,8 @@
-"""Sentences that say why a job is or is not running now: pure, from its state in the store and the scheduler's forecasts.
+"""Sentences that say why a job is or is not running now: pure, from its state in the store and the
+scheduler's forecasts.
 
-The operator gets all of it; the owner of the job gets no names of deployments, hosts and other tenants' budgets.
+The operator gets all of it; the owner of the job gets no names of deployments, hosts and other
+tenants' budgets.
 """
 
 from collections.abc import Mapping
@@ -22,7 +24,9 @@ from tidegate.core.wording import in_words
 
 
 class ExplainInputs(msgspec.Struct, frozen=True):
-    """The facts that explain a job: its slices, who could run them, who comes first, and why items wait."""
+    """The facts that explain a job: its slices, who could run them, who comes first, and why items
+    wait.
+    """
 
     now: int
     workers_alive: int
@@ -56,8 +60,8 @@ class UnhealthyModel(msgspec.Struct, frozen=True):
 class SpentBudget(msgspec.Struct, frozen=True):
     """A budget that lets nothing of a model through now.
 
-    `figures` are its numbers in words. `wait_ms` is when it has more; None: not by itself. `is_owners`: the owner of
-    the job may know of it.
+    `figures` are its numbers in words. `wait_ms` is when it has more; None: not by itself.
+    `is_owners`: the owner of the job may know of it.
     """
 
     model: str
@@ -162,7 +166,9 @@ def explain(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list
 
 
 def causes(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[str]:
-    """Return why nothing more of a job is sent now, most important first; empty where nothing is in its way but other work."""
+    """Return why nothing more of a job is sent now, most important first; empty where nothing is in
+    its way but other work.
+    """
     if job.state in JOB_ENDED:
         return []
     found = []
@@ -193,7 +199,9 @@ def waits_for(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> st
 
 
 def _step_failed(job: Job, inputs: ExplainInputs, *, for_owner: bool) -> str:
-    """Say that the bytes of a job cannot be read or written, when it is tried again, and what finds out why."""
+    """Say that the bytes of a job cannot be read or written, when it is tried again, and what finds
+    out why.
+    """
     times = in_words(inputs.step_failures, "time")
     again = f"tried again in {spoken(inputs.step_rests_ms)}" if inputs.step_rests_ms else "tried again now"
     advice = "" if for_owner else ". `tidegate doctor` says whether bytes can be written, and the log why not"
@@ -233,7 +241,9 @@ def _no_worker(inputs: ExplainInputs, *, for_owner: bool) -> str:
 
 
 def _broken_workers(inputs: ExplainInputs) -> list[str]:
-    """Return what workers report of their own trouble; a worker that ended counts only where no other is alive."""
+    """Return what workers report of their own trouble; a worker that ended counts only where no
+    other is alive.
+    """
     found = []
     for one in inputs.workers:
         if one.report.trouble and one.is_alive:
@@ -346,7 +356,9 @@ def _as_put_off(forecast: FlowForecast, inputs: ExplainInputs) -> FlowForecast:
 
 
 def _foreseen(forecast: FlowForecast) -> list[str]:
-    """Return sentences on one model: what the scheduler would do with its slices, its share, its deadline and its end."""
+    """Return sentences on one model: what the scheduler would do with its slices, its share, its
+    deadline and its end.
+    """
     model = forecast.model or "its one model"
     if forecast.rule is not None:
         sentences = [

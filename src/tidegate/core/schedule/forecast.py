@@ -1,4 +1,7 @@
-"""Forecasts for one job in a choice: its share, its slack, and why it waits. This module decides nothing."""
+"""Forecasts for one job in a choice: its share, its slack, and why it waits.
+
+This module decides nothing.
+"""
 
 import msgspec
 
@@ -12,9 +15,9 @@ from tidegate.core.schedule.snapshot import Choice, JobView, Snapshot
 class FlowForecast(msgspec.Struct, frozen=True):
     """The forecast for one job on one model.
 
-    `rule` is the rule that would take its next slice now; `reason` says why none does. Slack is None where
-    the model's rate was not measured. The caller adds when the job will end, and notes on the tide and on
-    budgets, as whole sentences.
+    `rule` is the rule that would take its next slice now; `reason` says why none does. Slack is
+    None where the model's rate was not measured. The caller adds when the job will end, and notes
+    on the tide and on budgets, as whole sentences.
     """
 
     model: str

@@ -1,7 +1,9 @@
-"""Estimate what a job will take before any of it is sent: the tokens of prompts and answers, and their cost.
+"""Estimate what a job will take before any of it is sent: the tokens of prompts and answers, and
+their cost.
 
-Pure arithmetic on a pass over its input, on what the model's answers took lately, and on prices. Answers
-are bounded by what their requests allow. Where nothing was measured, only that bound is known.
+Pure arithmetic on a pass over its input, on what the model's answers took lately, and on prices.
+Answers are bounded by what their requests allow. Where nothing was measured, only that bound is
+known.
 """
 
 import math
@@ -17,13 +19,16 @@ from tidegate.core.usage.prices import Price, cost
 _OUTPUT_WEIGHT = 2
 # With fewer measured minutes the spread is unknown.
 _MINUTES_MIN = 3
-# How far the range goes beyond the least and the most of the measured minutes, and beyond the estimate of prompts.
+# How far the range goes beyond the least and the most of the measured minutes, and beyond the
+# estimate of prompts.
 _MARGIN = 0.15
 _HALF = 0.5
 
 
 class EstimateRange(msgspec.Struct, frozen=True):
-    """A range for an amount: one case in twenty lies below `p5`, half below `p50`, nineteen in twenty below `p95`."""
+    """A range for an amount: one case in twenty lies below `p5`, half below `p50`, nineteen in
+    twenty below `p95`.
+    """
 
     p5: int = 0
     p50: int = 0
@@ -34,7 +39,9 @@ class EstimateRange(msgspec.Struct, frozen=True):
 
 
 class ModelLoad(msgspec.Struct, frozen=True):
-    """The load of a job on one model: requests, their prompts' tokens, and the most tokens that their answers may have."""
+    """The load of a job on one model: requests, their prompts' tokens, and the most tokens that
+    their answers may have.
+    """
 
     model: str
     items: int
@@ -68,7 +75,9 @@ def _answered(minute: Minute) -> int:
 
 
 def _allowed(minute: Minute) -> int:
-    """Return how many tokens the answers of a minute were allowed: its units are prompts' tokens and allowed ones."""
+    """Return how many tokens the answers of a minute were allowed: its units are prompts' tokens
+    and allowed ones.
+    """
     return max(_answered(minute), minute.units - minute.input_tokens)
 
 
@@ -83,8 +92,8 @@ def cost_nano(
 ) -> EstimateRange:
     """Return what a model's part of a job will cost at its deployments.
 
-    At best every shared prefix is cached, at the cheapest deployment; at worst none is, at the dearest. The number of
-    prompt tokens is an estimate, too.
+    At best every shared prefix is cached, at the cheapest deployment; at worst none is, at the
+    dearest. The number of prompt tokens is an estimate, too.
     """
     known = [price or Price() for price in prices]
     if not known:

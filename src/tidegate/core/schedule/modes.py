@@ -1,4 +1,5 @@
-"""The named modes, the layers that they are composed of, and `choose`: a bounded snapshot in, picks with their reasons out.
+"""The named modes, the layers that they are composed of, and `choose`: a bounded snapshot in, picks
+with their reasons out.
 
     fifo_v1            the oldest job takes all the room it can use, then the next
     slice_v1           jobs take turns, a slice each
@@ -6,8 +7,9 @@
     fair_share_v1      and within a model the flow that was served least goes next, its jobs in turn
     smart_v1           and within a flow small and old jobs go first, urgent ones ahead of all within their share
 
-Within a flow, jobs of a higher priority go first in every mode; only an urgent one may go ahead of them.
-In every mode a closed model is skipped, caps hold, and no room is left empty that a job could use.
+Within a flow, jobs of a higher priority go first in every mode; only an urgent one may go ahead of
+them. In every mode a closed model is skipped, caps hold, and no room is left empty that a job could
+use.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +31,8 @@ Offer = tuple[JobView, Why]
 Layer = Callable[[Deal, Ground], Offer | None]
 
 _oldest = attrgetter("created_at", "job_id")
-# More slices than one choice deals, so that an owner's lower priorities come after all of its highest.
+# More slices than one choice deals, so that an owner's lower priorities come after all of its
+# highest.
 _TIER = 1 << 32
 
 
@@ -48,7 +51,8 @@ def choose(snapshot: Snapshot, policy: Policy) -> Choice:
 def _pass_gate(snapshot: Snapshot) -> tuple[dict[str, ModelView], list[Skip]]:
     """Return the open models, and a skip for each closed one.
 
-    A closed model never blocks an open one. A model that jobs name but no view describes counts as closed.
+    A closed model never blocks an open one. A model that jobs name but no view describes counts as
+    closed.
     """
     open_models: dict[str, ModelView] = {}
     skips: list[Skip] = []
@@ -98,7 +102,9 @@ def _smart(deal: Deal) -> None:
 
 
 def _in_turn(deal: Deal, layers: list[Layer]) -> None:
-    """Deal a slice to each open model in turn, longest without a turn first, until no layer offers anything."""
+    """Deal a slice to each open model in turn, longest without a turn first, until no layer offers
+    anything.
+    """
     turns = [(0, view.turn.at if view.turn else -1, name) for name, view in deal.open_models.items()]
     heapify(turns)
     while deal.slices_left > 0 and turns:
@@ -153,8 +159,8 @@ def _passed_over(deal: Deal) -> list[Skip]:
             left = _left(deal, flow)
             if left is None:
                 continue
-            # Check the cap first, because more room would not help. Where nothing of the model was dealt,
-            # no other job went first.
+            # Check the cap first, because more room would not help. Where nothing of the model was
+            # dealt, no other job went first.
             if deal.capped(left):
                 reason = Reason.TENANT_IN_FLIGHT_MAX
             elif not ground.dealt:
@@ -205,7 +211,8 @@ class Rounds(msgspec.Struct):
 
 
 class ScheduleLane(msgspec.Struct):
-    """A rule with a bounded share: it offers a job of the flow served least among those that have one for it.
+    """A rule with a bounded share: it offers a job of the flow served least among those that have
+    one for it.
 
     Queues do not matter to it.
     """
@@ -235,13 +242,15 @@ class ScheduleLane(msgspec.Struct):
                 continue
             job = next((job for job in jobs if self._may(deal, job)), None)
             if job is not None:
-                # A job whose turn it is waits until it fits: smaller slices of others must not overtake it.
+                # A job whose turn it is waits until it fits: smaller slices of others must not
+                # overtake it.
                 return (job, self.why) if deal.within(ground, self.why, self.share, job) else None
             heappop(heap)
         return None
 
     def _may(self, deal: Deal, job: JobView) -> bool:
-        # Only the first slice of a job with a time to begin is urgent; the next snapshot shows whether the rest is.
+        # Only the first slice of a job with a time to begin is urgent; the next snapshot shows
+        # whether the rest is.
         return deal.takeable(job) and not (job.begin_by is not None and deal.was_dealt(job))
 
 
@@ -288,7 +297,8 @@ def fair_share(deal: Deal, ground: Ground, head: Callable[[Deal, Flow, Ground, s
             offer = head(deal, flow, ground, queue)
             if offer is not None:
                 return offer
-            # Rooms and caps only shrink during a choice: a flow without an offer now has none later.
+            # Rooms and caps only shrink during a choice: a flow without an offer now has none
+            # later.
             heappop(heap)
     return None
 
@@ -311,7 +321,8 @@ def longest_waiting(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer
 def smallest(deal: Deal, flow: Flow, ground: Ground, queue: str) -> Offer | None:
     """Offer the job that size and age put first among those of a flow's highest priority.
 
-    A large job that had no slice for too long goes before it, at most every second slice of the flow.
+    A large job that had no slice for too long goes before it, at most every second slice of the
+    flow.
     """
     key = (flow.share_owner, queue)
     if key not in ground.lined_up:

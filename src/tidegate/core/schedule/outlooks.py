@@ -15,10 +15,10 @@ class Backlog(NamedTuple):
 class Minute(msgspec.Struct, frozen=True):
     """The answers of one model to all workers in one minute of the clock.
 
-    `units` are estimated, `tokens` are charged, `input_tokens` are those of the prompts. `busy_ms` is for
-    how long any call was in flight, `call_ms` how long all calls took together; both are 0 where they were
-    not counted. The last three are sums over all requests: of the squares of their units, and of their
-    units times the time and the tokens that they took.
+    `units` are estimated, `tokens` are charged, `input_tokens` are those of the prompts. `busy_ms`
+    is for how long any call was in flight, `call_ms` how long all calls took together; both are 0
+    where they were not counted. The last three are sums over all requests: of the squares of their
+    units, and of their units times the time and the tokens that they took.
     """
 
     minute: int
@@ -36,9 +36,9 @@ class Minute(msgspec.Struct, frozen=True):
 class ModelOutlook(msgspec.Struct, frozen=True):
     """The work before one model of a job, and how fast the model went, minute by minute.
 
-    `ahead` is what the job's flow still has of older jobs. The flow has `weight` of the `weights` that share the model now.
-    `others` are the weight and the backlog of each other flow; None where the backlog was not looked at. The same flows share the
-    model since `shared_since`.
+    `ahead` is what the job's flow still has of older jobs. The flow has `weight` of the `weights`
+    that share the model now. `others` are the weight and the backlog of each other flow; None where
+    the backlog was not looked at. The same flows share the model since `shared_since`.
     """
 
     model: str
@@ -55,7 +55,10 @@ class ModelOutlook(msgspec.Struct, frozen=True):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """All data for an estimate of a job's end. There are no models when the job was not ingested yet, or has ended."""
+    """All data for an estimate of a job's end.
+
+    There are no models when the job was not ingested yet, or has ended.
+    """
 
     now: int
     created_at: int

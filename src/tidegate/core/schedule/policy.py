@@ -1,4 +1,6 @@
-"""Every knob of the scheduler in one value. It does not know where a setting comes from, nor how a plug-in is loaded.
+"""Every knob of the scheduler in one value.
+
+It does not know where a setting comes from, nor how a plug-in is loaded.
 
 Units are tokens. The defaults are DeltaLLM's; one of its work units is 256 of ours.
 """
@@ -15,7 +17,8 @@ from tidegate.core.schedule.snapshot import JobView
 
 UNITS_PER_DELTALLM_UNIT = 256
 
-# A sort key, least first. Keys need only be comparable, so a comparator fits too (functools.cmp_to_key).
+# A sort key, least first. Keys need only be comparable, so a comparator fits too
+# (functools.cmp_to_key).
 RankKey = Callable[[JobView], Any]
 
 
@@ -30,9 +33,9 @@ class Mode(StrEnum):
 class Policy(msgspec.Struct, frozen=True):
     """The knobs of the scheduler.
 
-    `in_flight_units_max` and `large_interval_ms` of 0 are off. A tenant's own cap, by its id, replaces the common one. A
-    `rank` of None is the mode's own. Shares are parts of a model's work in flight; at 1 a rule may take everything, and
-    jobs outside it wait.
+    `in_flight_units_max` and `large_interval_ms` of 0 are off. A tenant's own cap, by its id,
+    replaces the common one. A `rank` of None is the mode's own. Shares are parts of a model's work
+    in flight; at 1 a rule may take everything, and jobs outside it wait.
     """
 
     mode: Mode = Mode.SMART
@@ -49,7 +52,8 @@ class Policy(msgspec.Struct, frozen=True):
     fast_lane: bool = False
     fast_lane_share: float = 0.1
     fast_lane_units: int = 100 * UNITS_PER_DELTALLM_UNIT
-    # The assumed rate of a model while nothing was measured; it only decides who is urgent, and is never shown.
+    # The assumed rate of a model while nothing was measured; it only decides who is urgent, and is
+    # never shown.
     rate_units_per_s_default: float = 1_000.0
     rank: RankKey | None = None
     queue_order: QueueOrder = msgspec.field(default_factory=StrictOrder)
@@ -64,7 +68,8 @@ class Policy(msgspec.Struct, frozen=True):
 class ModeOverride(msgspec.Struct, frozen=True):
     """The modes that an operator set at run time, by their names; `shadow_mode` may also be `none`.
 
-    The store keeps it, so that every process follows. An empty name leaves the mode of the settings.
+    The store keeps it, so that every process follows. An empty name leaves the mode of the
+    settings.
     """
 
     mode: str = ""

@@ -1,4 +1,7 @@
-"""The order between named queues: strict, by weight, or an operator's own. It knows no job, only the state of each queue."""
+"""The order between named queues: strict, by weight, or an operator's own.
+
+It knows no job, only the state of each queue.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,7 +9,10 @@ import msgspec
 
 
 class QueueView(msgspec.Struct, frozen=True):
-    """A queue with ready work. Units in flight are those of the jobs shown; `leased_at` is this worker's own last turn."""
+    """A queue with ready work.
+
+    Units in flight are those of the jobs shown; `leased_at` is this worker's own last turn.
+    """
 
     queue: str
     jobs: int
@@ -16,8 +22,8 @@ class QueueView(msgspec.Struct, frozen=True):
     leased_at: int | None
 
 
-# Returns names of queues, best first. Queues left out come last and unknown names are skipped, so no
-# queue can get lost.
+# Returns names of queues, best first. Queues left out come last and unknown names are skipped, so
+# no queue can get lost.
 QueueOrder = Callable[[Sequence[QueueView]], Sequence[str]]
 
 
@@ -41,7 +47,9 @@ class StrictOrder(msgspec.Struct, frozen=True):
 
 
 class WeightedOrder(msgspec.Struct, frozen=True):
-    """An order that keeps work in flight in proportion to weights, 1 by default; the longest without a turn wins a tie."""
+    """An order that keeps work in flight in proportion to weights, 1 by default; the longest
+    without a turn wins a tie.
+    """
 
     weights: Mapping[str, float] = msgspec.field(default_factory=dict)
 
@@ -54,7 +62,9 @@ class WeightedOrder(msgspec.Struct, frozen=True):
 
 
 def ordered(order: QueueOrder, views: Sequence[QueueView], faults: list[str]) -> list[str]:
-    """Return the names of all these queues in order; when the order fails, note the fault and use the built-in one."""
+    """Return the names of all these queues in order; when the order fails, note the fault and use
+    the built-in one.
+    """
     known = {view.queue for view in views}
     try:
         named = [queue for queue in dict.fromkeys(order(views)) if queue in known]

@@ -1,16 +1,21 @@
-"""Compare the flows of one model and the jobs of one flow: who goes first. Shares, which are elsewhere, bound what each rule may take.
+"""Compare the flows of one model and the jobs of one flow: who goes first.
 
-Fair share, between flows, by virtual token counters (Sheng et al., OSDI'24). A flow's counter is what it was served plus what it has in
-flight, each divided by its weight; the flow with the least goes next, and a slice given to it counts at once. Two backlogged flows of
-equal weight then differ by at most (workers + 1) slices, plus the largest item, plus the estimates' error in flight: each worker may
-choose once on a snapshot that does not show what the others just took.
+Shares, which are elsewhere, bound what each rule may take.
 
-Deadlines. A job's slack is its time left, less its remaining work over the rate it can expect (its measured rate, or its flow's fair
-share while it has none), less the turn of its last slice: a job that hurries only when that slice should be out is late. Below zero the
-job is urgent. A job that would miss even with all that urgent work may take is hopeless, and leaves the others its place.
+Fair share, between flows, by virtual token counters (Sheng et al., OSDI'24). A flow's counter is
+what it was served plus what it has in flight, each divided by its weight; the flow with the least
+goes next, and a slice given to it counts at once. Two backlogged flows of equal weight then differ
+by at most (workers + 1) slices, plus the largest item, plus the estimates' error in flight: each
+worker may choose once on a snapshot that does not show what the others just took.
 
-Size and age. A job's rank is its remaining work less a credit for its age, least first. The credit has a ceiling, so a job larger than the
-ceiling could wait behind small ones for ever: such a job is due for a slice when it had none for `large_interval_ms`.
+Deadlines. A job's slack is its time left, less its remaining work over the rate it can expect (its
+measured rate, or its flow's fair share while it has none), less the turn of its last slice: a job
+that hurries only when that slice should be out is late. Below zero the job is urgent. A job that
+would miss even with all that urgent work may take is hopeless, and leaves the others its place.
+
+Size and age. A job's rank is its remaining work less a credit for its age, least first. The credit
+has a ceiling, so a job larger than the ceiling could wait behind small ones for ever: such a job is
+due for a slice when it had none for `large_interval_ms`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,8 +36,8 @@ def weight_of(flow: FlowView) -> float:
 def flow_counters(flows: Sequence[FlowView], ratio: float, workers: int) -> dict[str, float]:
     """Return the counter of each flow by its share owner, as one of several workers should see it.
 
-    If every worker closed the whole gap at once, they would overshoot by as much as they have room. So each takes its part: gaps are
-    divided by the number of workers, which changes no order.
+    If every worker closed the whole gap at once, they would overshoot by as much as they have room.
+    So each takes its part: gaps are divided by the number of workers, which changes no order.
     """
     counters_now = {
         flow.share_owner: flow.served
@@ -56,7 +61,9 @@ def share_of(weight: float, weights: float) -> float:
 
 
 def counter_gap(flows: Sequence[FlowView], ratio: float) -> float:
-    """Return the widest gap between the counters of backlogged flows, to compare with the promised bound."""
+    """Return the widest gap between the counters of backlogged flows, to compare with the promised
+    bound.
+    """
     counters_now = flow_counters(flows, ratio, 1).values()
     return max(counters_now) - min(counters_now) if counters_now else 0.0
 
@@ -66,8 +73,8 @@ LAST_TURN_MS_MAX = 1e15
 
 
 class DeadlinePace(msgspec.Struct, frozen=True):
-    """The rates that one flow of a model can expect: its fair share, the best with the whole urgent share,
-    and the model's.
+    """The rates that one flow of a model can expect: its fair share, the best with the whole urgent
+    share, and the model's.
     """
 
     fair: float
@@ -82,9 +89,11 @@ def deadline_pace(model: ModelView, share: float, policy: Policy) -> DeadlinePac
 
 
 def begin_slack_ms(job: JobView, model: ModelView, now: int, pace: DeadlinePace) -> float | None:
-    """Return the time to spare until the first slice must be out; None without such a moment, or once it has passed.
+    """Return the time to spare until the first slice must be out; None without such a moment, or
+    once it has passed.
 
-    A slot is sure to be free only when all that is out now, and one slice that may be taken before, have come back.
+    A slot is sure to be free only when all that is out now, and one slice that may be taken before,
+    have come back.
     """
     if job.begin_by is None or job.begin_by <= now:
         return None
@@ -92,7 +101,8 @@ def begin_slack_ms(job: JobView, model: ModelView, now: int, pace: DeadlinePace)
 
 
 def last_turn_ms(model: ModelView, pace: DeadlinePace) -> float:
-    """Return how long the last slice takes from its turn on: until a slot is free, and until its own answer is there.
+    """Return how long the last slice takes from its turn on: until a slot is free, and until its
+    own answer is there.
 
     The work that is out, over the rate, is how long a slice stays out on average (Little's law).
     """
@@ -127,8 +137,8 @@ def urgent_jobs(jobs: Iterable[JobView], model: ModelView, now: int, pace: Deadl
     last_turn = int(min(last_turn_ms(model, pace), LAST_TURN_MS_MAX))
     found = []
     for job in jobs:
-        # This loop sees every job of a snapshot, so it multiplies where `slack_ms` divides, and calls
-        # nothing for a job with time to spare.
+        # This loop sees every job of a snapshot, so it multiplies where `slack_ms` divides, and
+        # calls nothing for a job with time to spare.
         left_ms, work = job.expires_at - now, 1_000 * job.left_units
         late = work > (left_ms - last_turn) * (fair if job.rate is None else job.rate) and work <= left_ms * best
         if not late and job.begin_by is not None:
@@ -145,7 +155,9 @@ _CLASSES = (("xs", 10), ("s", 100), ("m", 1_000), ("l", 10_000))
 
 
 def size_class(total_units: int) -> str:
-    """Return the size class, in DeltaLLM's units: xs up to 10, s to 100, m to 1,000, l to 10,000, xl beyond."""
+    """Return the size class, in DeltaLLM's units: xs up to 10, s to 100, m to 1,000, l to 10,000,
+    xl beyond.
+    """
     for name, most in _CLASSES:
         if total_units <= most * UNITS_PER_DELTALLM_UNIT:
             return name
@@ -153,7 +165,8 @@ def size_class(total_units: int) -> str:
 
 
 def size_rank(job: JobView, now: int, policy: Policy) -> float:
-    # This runs for every job of a flow whose turn it is, so it compares instead of calling min and max.
+    # This runs for every job of a flow whose turn it is, so it compares instead of calling min and
+    # max.
     credit = (now - job.created_at) * policy.age_units_per_s / 1_000
     if credit > policy.age_units_max:
         credit = policy.age_units_max
@@ -170,7 +183,8 @@ def ranked_by_size(jobs: Sequence[JobView], now: int, policy: Policy) -> list[Jo
 
 
 def due_large(jobs: Sequence[JobView], now: int, policy: Policy) -> list[JobView]:
-    """Return the large jobs of one flow that had no slice for the interval, the longest without first.
+    """Return the large jobs of one flow that had no slice for the interval, the longest without
+    first.
 
     A job that no credit for age can lift to the front counts as large too.
     """

@@ -1,4 +1,7 @@
-"""The reasons of skips: why a job, a flow or a model was not taken. Other rooms close models with them too."""
+"""The reasons of skips: why a job, a flow or a model was not taken.
+
+Other rooms close models with them too.
+"""
 
 from enum import StrEnum
 
@@ -27,7 +30,8 @@ class Reason(StrEnum):
 
 
 def reason_of(choice: Choice, model: str, share_owner: str, job_id: str) -> str | None:
-    """Return why nothing of a job was taken: the reason of the job, else of its flow, else of its model.
+    """Return why nothing of a job was taken: the reason of the job, else of its flow, else of its
+    model.
 
     None when it was picked, or when it had nothing to take.
     """

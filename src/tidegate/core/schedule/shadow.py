@@ -1,4 +1,7 @@
-"""Run a second mode on the same snapshot, and show where it would have chosen otherwise, and why. It takes nothing."""
+"""Run a second mode on the same snapshot, and show where it would have chosen otherwise, and why.
+
+It takes nothing.
+"""
 
 import msgspec
 from msgspec.structs import replace
@@ -24,7 +27,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def compare(snapshot: Snapshot, policy: Policy, ours: Choice, other: Mode) -> list[Difference]:
-    """Return where another mode differs from the choice that was made, in the order of the snapshot."""
+    """Return where another mode differs from the choice that was made, in the order of the
+    snapshot.
+    """
     theirs = choose(snapshot, replace(policy, mode=other, shadow_mode=None))
     our_counts, their_counts = _counts(ours), _counts(theirs)
     differences = []

@@ -18,7 +18,8 @@ def run_owner(tenant_id: str, run: str) -> str:
 
 
 def share_owner_of(caller: Caller, preference: Sequence[str]) -> str:
-    """Return the owner by the first of these that the caller has: `organization`, `team`, `key`, `user`.
+    """Return the owner by the first of these that the caller has: `organization`, `team`, `key`,
+    `user`.
 
     Every caller has an organization.
     """
@@ -41,5 +42,7 @@ def tenant_of(share_owner: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Escape control characters, so that logs and pages show the name in one line; different names stay different."""
+    """Escape control characters, so that logs and pages show the name in one line; different names
+    stay different.
+    """
     return "".join(char if char.isprintable() and char != "%" else f"%{ord(char):02x}" for char in name)

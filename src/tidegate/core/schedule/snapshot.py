@@ -1,7 +1,8 @@
 """The scheduler's input and output: a bounded snapshot of the store, and picks with their reasons.
 
-Costs are work units (tokens). A flow's `served` is the work that record noted as done for it, in weighted tokens; work in flight is the
-sum over leased slices. No process counts any of this for itself, so a snapshot is exact after any crash.
+Costs are work units (tokens). A flow's `served` is the work that record noted as done for it, in
+weighted tokens; work in flight is the sum over leased slices. No process counts any of this for
+itself, so a snapshot is exact after any crash.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,15 @@ class Why(StrEnum):
 
 
 class JobView(msgspec.Struct, frozen=True, gc=False):
-    """One job on one model, with at least one slice ready. Times are the database's milliseconds.
+    """One job on one model, with at least one slice ready.
 
-    `left_units` counts every slice that is not done, including those in flight. `slice_units` and `slice_items` are a mean slice's;
-    0 items mean the snapshot's `slice_items`. `begin_by` is None once the job has begun. `rate` is the job's measured work units per
-    second, None while it has none. Within a flow, jobs of a higher `priority` go first. A snapshot has many of these, so the struct is of
-    the kind that is made fastest.
+    Times are the database's milliseconds.
+
+    `left_units` counts every slice that is not done, including those in flight. `slice_units` and
+    `slice_items` are a mean slice's; 0 items mean the snapshot's `slice_items`. `begin_by` is None
+    once the job has begun. `rate` is the job's measured work units per second, None while it has
+    none. Within a flow, jobs of a higher `priority` go first. A snapshot has many of these, so the
+    struct is of the kind that is made fastest.
     """
 
     job_id: str
@@ -53,7 +57,10 @@ class JobView(msgspec.Struct, frozen=True, gc=False):
 
 
 class FlowView(msgspec.Struct, frozen=True, gc=False):
-    """The queue of one share owner (a tenant, or a part of one) for one model. `served` is weighted: tokens divided by the weight."""
+    """The queue of one share owner (a tenant, or a part of one) for one model.
+
+    `served` is weighted: tokens divided by the weight.
+    """
 
     model: str
     share_owner: str
@@ -65,8 +72,8 @@ class FlowView(msgspec.Struct, frozen=True, gc=False):
 class Turn(msgspec.Struct, frozen=True):
     """The last turn of a worker at a model: its time and its rule, and the times by queue.
 
-    `large_owners` are the flows whose last slice went to a large job that was due. A turn only decides the order, so it
-    may be forgotten.
+    `large_owners` are the flows whose last slice went to a large job that was due. A turn only
+    decides the order, so it may be forgotten.
     """
 
     at: int
@@ -91,12 +98,14 @@ class ModelRoom(msgspec.Struct, frozen=True):
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """One model as this worker can use it: it has room for `room_items` more items, or `closed` says why not.
+    """One model as this worker can use it: it has room for `room_items` more items, or `closed`
+    says why not.
 
-    `rate` is the work units a second that all workers together served lately. `ratio` is what a unit really cost, in tokens charged.
-    `turn` is what the last choice on this worker returned for this model. `weights` is the sum over all awake flows and `flow_count` their
-    number; 0 where only the flows shown are known. `hides_flows`: the snapshot may leave out flows with something ready, all of them
-    served more than those it shows.
+    `rate` is the work units a second that all workers together served lately. `ratio` is what a
+    unit really cost, in tokens charged. `turn` is what the last choice on this worker returned for
+    this model. `weights` is the sum over all awake flows and `flow_count` their number; 0 where
+    only the flows shown are known. `hides_flows`: the snapshot may leave out flows with something
+    ready, all of them served more than those it shows.
     """
 
     model: str
@@ -113,10 +122,11 @@ class ModelView(msgspec.Struct, frozen=True):
 
 
 class Suspects(msgspec.Struct, frozen=True, gc=False):
-    """The ready slices that lost the most owners: each lost `level` owners, and there are `count` of them.
+    """The ready slices that lost the most owners: each lost `level` owners, and there are `count`
+    of them.
 
-    `out_level` is the most owners lost by a slice that another worker holds. `is_searching`: slices that lost owners
-    are leased, or have just been freed.
+    `out_level` is the most owners lost by a slice that another worker holds. `is_searching`: slices
+    that lost owners are leased, or have just been freed.
     """
 
     out_level: int = 0
@@ -131,8 +141,9 @@ NO_SUSPECTS = Suspects()
 class Snapshot(msgspec.Struct, frozen=True):
     """All that a choice may know.
 
-    `workers` processes choose at the same time on snapshots like this one, so each closes its part of a gap. `awake` are
-    all models that have something to do, even those that the snapshot was not asked for.
+    `workers` processes choose at the same time on snapshots like this one, so each closes its part
+    of a gap. `awake` are all models that have something to do, even those that the snapshot was not
+    asked for.
     """
 
     now: int
@@ -171,8 +182,8 @@ class Skip(msgspec.Struct, frozen=True, gc=False):
 class Choice(msgspec.Struct, frozen=True):
     """The result of a choice: picks, in order, and skips.
 
-    `turns` go into the models of the next snapshot. `faults` say what a plugged-in order did wrong, to be logged.
-    `suspects` are those of the snapshot.
+    `turns` go into the models of the next snapshot. `faults` say what a plugged-in order did wrong,
+    to be logged. `suspects` are those of the snapshot.
     """
 
     picks: list[Pick]

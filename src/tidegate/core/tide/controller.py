@@ -1,14 +1,17 @@
 """The tide of one deployment: signals in, two numbers out.
 
-A prefill cannot be interrupted, so interactive users first feel the batch prompts that wait for their first token, and then the
-number of batch sequences that decode beside theirs. So these rules hold, in this order: nothing new while an interactive call
-waits for its first token, and our own calls that wait for one are handed back; one small prompt at a time while there is
-interactive traffic; longer prompts the longer it has been quiet; and no more calls in flight than the slowdown that the operator
-allows can pay for.
+A prefill cannot be interrupted, so interactive users first feel the batch prompts that wait for
+their first token, and then the number of batch sequences that decode beside theirs. So these rules
+hold, in this order: nothing new while an interactive call waits for its first token, and our own
+calls that wait for one are handed back; one small prompt at a time while there is interactive
+traffic; longer prompts the longer it has been quiet; and no more calls in flight than the slowdown
+that the operator allows can pay for.
 
-The last is one learned number, the swell. It rises while the slowdown that batch causes to interactive tokens stays under what is
-allowed, and falls while it is above, so that over time the two meet. Its exponential is how many calls may fly the moment traffic
-ends; quiet then doubles that again and again up to the ceiling. What the swell has beyond the ceiling lets calls fly beside traffic.
+The last is one learned number, the swell. It rises while the slowdown that batch causes to
+interactive tokens stays under what is allowed, and falls while it is above, so that over time the
+two meet. Its exponential is how many calls may fly the moment traffic ends; quiet then doubles that
+again and again up to the ceiling. What the swell has beyond the ceiling lets calls fly beside
+traffic.
 
 This module knows no clock, no engine and no item; the thin loop around it does.
 """
@@ -27,10 +30,11 @@ from tidegate.core.wording import in_words
 class TidePolicy(msgspec.Struct, frozen=True):
     """An operator's settings for the tide of one deployment.
 
-    `is_known`: an operator gave `calls_max`, so the tide begins there and only refusals lower it; else it is learned.
-    `yields`: batch gives way to interactive calls; an engine of our own needs it, a hosted provider does not.
-    `slowdown_max` is the share by which interactive tokens may come later because of batch, on average. A ready item whose
-    prompt is too long to go beside traffic is held for `waiting_ms_max` at most, unless that slowdown is used up.
+    `is_known`: an operator gave `calls_max`, so the tide begins there and only refusals lower it;
+    else it is learned. `yields`: batch gives way to interactive calls; an engine of our own needs
+    it, a hosted provider does not. `slowdown_max` is the share by which interactive tokens may come
+    later because of batch, on average. A ready item whose prompt is too long to go beside traffic
+    is held for `waiting_ms_max` at most, unless that slowdown is used up.
     """
 
     calls_max: int = 64
@@ -56,7 +60,8 @@ HAND_BACK_TOKENS_MIN = 128
 SWELL_START_CALLS = 16
 SWELL_PER_S = 0.15
 SURPLUS_MAX, BESIDE_PER_SURPLUS = 8.0, 2.0
-# Samples alone show traffic only long after its first tokens: allow less slowdown, and fewer tokens in its way.
+# Samples alone show traffic only long after its first tokens: allow less slowdown, and fewer tokens
+# in its way.
 UNSEEN_SHARE, UNSEEN_TOKENS, UNSEEN_TOKENS_MAX, UNSEEN_DOUBLING_MS = 0.5, 1_024, 2_048, 4_000.0
 MEMORY_MS = 60_000.0
 PAUSE_MS_MAX = 5_000.0
@@ -66,8 +71,8 @@ WAITED_AT_LAST = 10.0
 class Tide:
     """The controller of one deployment.
 
-    Ask it on every event of the gateway, on every sample, and now and then while our own calls come and go. Its last answer
-    holds in between.
+    Ask it on every event of the gateway, on every sample, and now and then while our own calls come
+    and go. Its last answer holds in between.
     """
 
     def __init__(self, policy: TidePolicy) -> None:
@@ -88,7 +93,9 @@ class Tide:
 
     @property
     def slowdown(self) -> float:
-        """Return the share by which interactive tokens came later because of batch, over the last minute of traffic."""
+        """Return the share by which interactive tokens came later because of batch, over the last
+        minute of traffic.
+        """
         return self._harm_ms / self._calls_ms
 
     @property
@@ -139,7 +146,9 @@ class Tide:
         return sample
 
     def _account(self, signals: Signals) -> None:
-        """Note how much batch slowed interactive calls since the last time, and let the swell follow."""
+        """Note how much batch slowed interactive calls since the last time, and let the swell
+        follow.
+        """
         before = self._before
         if before is None:
             return
@@ -196,7 +205,8 @@ class Tide:
         tokens = int(at_once * 2.0 ** min(quiet_ms / TOKENS_DOUBLING_MS, DOUBLINGS_MAX))
         tokens = min(tokens, QUIET_TOKENS_MAX)
         if signals.interactive is None:
-            # A user who comes unseen waits behind all of these prompts: allow one long prompt or a few short ones.
+            # A user who comes unseen waits behind all of these prompts: allow one long prompt or a
+            # few short ones.
             beside = int(BESIDE_TOKENS * 2.0 ** min(quiet_ms / UNSEEN_DOUBLING_MS, DOUBLINGS_MAX))
             tokens = min(tokens, UNSEEN_TOKENS_MAX)
             if signals.awaiting:

@@ -1,9 +1,10 @@
 """Read an engine's own metrics: Prometheus text into the few figures that the tide looks at.
 
-Gauges are read as they are; counters and histograms become rates and means between two readings. The text comes from another
-server, so nothing in it can raise: a figure that is missing, malformed, absurd or too large is unknown, which is None. Series of
-several engines behind one page are added up (of the cache's use, the fullest counts). Where the page names several models,
-those of the deployment count alone. This module fetches nothing and knows no clock.
+Gauges are read as they are; counters and histograms become rates and means between two readings.
+The text comes from another server, so nothing in it can raise: a figure that is missing, malformed,
+absurd or too large is unknown, which is None. Series of several engines behind one page are added
+up (of the cache's use, the fullest counts). Where the page names several models, those of the
+deployment count alone. This module fetches nothing and knows no clock.
 """
 
 import math
@@ -17,7 +18,8 @@ from tidegate.core.tide.signals import EngineSample
 TEXT_BYTES_MAX = 8 << 20
 LINE_CHARS_MAX = 4096
 SERIES_MAX = 10_000
-# Engines that split one model over several GPUs may show each part with the same figures: do not add these up.
+# Engines that split one model over several GPUs may show each part with the same figures: do not
+# add these up.
 RANK_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MODEL_LABELS = ("model_name", "model")
 GAUGE_MAX = 1e6
@@ -26,8 +28,8 @@ GAUGE_MAX = 1e6
 class MetricNames(msgspec.Struct, frozen=True):
     """The names of each figure on an engine's page, the newest name first.
 
-    `ttft` and `between_tokens` are histograms in seconds, named without `_sum` and `_count`; `prompt_tokens` is a
-    counter; the others are gauges, `kv_use` from 0 to 1.
+    `ttft` and `between_tokens` are histograms in seconds, named without `_sum` and `_count`;
+    `prompt_tokens` is a counter; the others are gauges, `kv_use` from 0 to 1.
     """
 
     running: tuple[str, ...] = ()
@@ -148,8 +150,8 @@ def _wanted(names: MetricNames) -> list[tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 def _series(text: bytes, wanted: Collection[str], models: Collection[str]) -> dict[str, list[float]]:
-    """Return every value of the wanted metrics, one per series; of the deployment's models alone where the
-    page names them.
+    """Return every value of the wanted metrics, one per series; of the deployment's models alone
+    where the page names them.
     """
     values: dict[str, dict[str, float]] = {}
     ours: dict[str, dict[str, float]] = {}
@@ -166,7 +168,8 @@ def _series(text: bytes, wanted: Collection[str], models: Collection[str]) -> di
         labels, value = parsed
         key = ",".join(sorted(label for label in labels if label.partition("=")[0] not in RANK_LABELS))
         series = values.setdefault(name, {})
-        # The same series twice, or once for each part of one engine, counts as one: take the larger value.
+        # The same series twice, or once for each part of one engine, counts as one: take the larger
+        # value.
         series[key] = max(value, series.get(key, 0.0))
         if any(f'{label}="{model}"' in labels for label in MODEL_LABELS for model in models):
             ours.setdefault(name, {})[key] = series[key]
@@ -174,7 +177,9 @@ def _series(text: bytes, wanted: Collection[str], models: Collection[str]) -> di
 
 
 def _value(rest: str) -> tuple[list[str], float] | None:
-    """Return the labels and the value after a metric's name; None for a value that is no number from zero up."""
+    """Return the labels and the value after a metric's name; None for a value that is no number
+    from zero up.
+    """
     labels: list[str] = []
     # This sign begins an exemplar: one observation of many, with labels and a value of its own.
     rest = rest.split(" # ", 1)[0]

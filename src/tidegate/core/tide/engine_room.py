@@ -1,7 +1,8 @@
 """Learn how many batch calls an engine has room for, by its KV cache and its slots.
 
-A full cache makes the engine preempt, and full slots make interactive calls queue behind ours. The engine announces neither: the
-cache shows in its use, full slots in calls that wait while the number that runs does not change. This module knows only samples.
+A full cache makes the engine preempt, and full slots make interactive calls queue behind ours. The
+engine announces neither: the cache shows in its use, full slots in calls that wait while the number
+that runs does not change. This module knows only samples.
 """
 
 from tidegate.core.tide.signals import EngineSample
@@ -16,7 +17,10 @@ SAME_SAMPLES_MIN = 3
 
 
 class EngineRoom:
-    """The room of one engine: `calls` is how many batch calls fit, as far as the samples say. It grows back slowly."""
+    """The room of one engine: `calls` is how many batch calls fit, as far as the samples say.
+
+    It grows back slowly.
+    """
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = float(ceiling)

@@ -2,21 +2,26 @@
 
     value = first coefficient * first input + second * second + third * third
 
-Least squares with slow forgetting. The prior keeps it solvable and safe while there are few measurements, and bounds what
-hostile or absurd ones can do to it: no coefficient leaves a fixed range around what was expected. This module knows no units.
+Least squares with slow forgetting. The prior keeps it solvable and safe while there are few
+measurements, and bounds what hostile or absurd ones can do to it: no coefficient leaves a fixed
+range around what was expected. This module knows no units.
 """
 
 from collections.abc import Callable, Sequence
 
 COEFFICIENT_RANGE = 20.0
-# Larger than anything real in milliseconds, sequences or tokens, and small enough that its square still adds up exactly.
+# Larger than anything real in milliseconds, sequences or tokens, and small enough that its square
+# still adds up exactly.
 MEASURED_MAX = 1e6
 
 Three = tuple[float, float, float]
 
 
 class LineFit:
-    """The line, in its `coefficients`. `expected` returns what to expect, given the coefficients found so far."""
+    """The line, in its `coefficients`.
+
+    `expected` returns what to expect, given the coefficients found so far.
+    """
 
     def __init__(
         self,
@@ -58,7 +63,9 @@ class LineFit:
 
 
 def _solved(squares: Sequence[Sequence[float]], products: Sequence[float]) -> list[float]:
-    """Solve three equations by Gauss; the prior's weight on the diagonal keeps every pivot above zero."""
+    """Solve three equations by Gauss; the prior's weight on the diagonal keeps every pivot above
+    zero.
+    """
     rows = [[*row, product] for row, product in zip(squares, products, strict=True)]
     for at in range(3):
         for below in range(at + 1, 3):

@@ -1,12 +1,14 @@
-"""Learn how many calls an upstream takes when nothing says so: try more calls, and keep them when they get more work done.
+"""Learn how many calls an upstream takes when nothing says so: try more calls, and keep them when
+they get more work done.
 
-For hosted providers and engines without metrics. The measure is work done: calls in flight, divided by how long a call takes. What calls
-take is compared per token, only between calls of the same kind (model and endpoint), and only with the step before, never with the best
-that was ever seen. Steps up are tried again and again, so the number never stays low for good. When a step up brought nothing, or calls
-became much slower, a step down is tried, and stays when it costs nothing.
+For hosted providers and engines without metrics. The measure is work done: calls in flight, divided
+by how long a call takes. What calls take is compared per token, only between calls of the same kind
+(model and endpoint), and only with the step before, never with the best that was ever seen. Steps
+up are tried again and again, so the number never stays low for good. When a step up brought
+nothing, or calls became much slower, a step down is tried, and stays when it costs nothing.
 
-Refusals lower the number by their share for as long as they come. Many refusals lower it until a step up succeeds again. This module
-knows no queue and no interactive traffic. Time is an argument.
+Refusals lower the number by their share for as long as they come. Many refusals lower it until a
+step up succeeds again. This module knows no queue and no interactive traffic. Time is an argument.
 """
 
 import math
@@ -15,32 +17,40 @@ from collections.abc import Sequence
 from tidegate.core.tide.signals import Ended, Kind
 
 SAFE_CALLS = 16
-# Steps double until the first one that brings nothing; after that they are smaller, and measured more carefully.
+# Steps double until the first one that brings nothing; after that they are smaller, and measured
+# more carefully.
 FIRST_STEP, STEP = 2.0, 1.5
 # A step up must bring at least this share of what it adds: twice the calls, a tenth more work.
 GAIN_SHARE_MIN = 0.1
-# One round is as many answers as the limit, but never so few that chance rules, nor so many that a slow upstream teaches nothing.
+# One round is as many answers as the limit, but never so few that chance rules, nor so many that a
+# slow upstream teaches nothing.
 ROUND_CALLS_MIN, ROUND_CALLS_MAX = 8, 64
 USED_SHARE_MIN = 0.75
-# A step up says nothing when less than this share of it was in flight, because there was too little to send.
+# A step up says nothing when less than this share of it was in flight, because there was too little
+# to send.
 USED_STEP_SHARE_MIN = 0.5
 TELLING_SHARE, ROUND_MS_MAX = 0.5, 60_000.0
-# After a step that brought nothing, so many rounds pass before the next in its direction, and twice as many each time.
+# After a step that brought nothing, so many rounds pass before the next in its direction, and twice
+# as many each time.
 UP_ROUNDS_MAX = 4
 DOWN_ROUNDS_MIN, DOWN_ROUNDS_MAX = 2, 64
 MUCH_SLOWER = 1.5
 # How much of a kind's known pace is kept when a round at the same limit measures another.
 PACE_KEPT = 0.5
-# From this refused share of about the last hundred calls on, the limit itself falls, at most by half in a round.
+# From this refused share of about the last hundred calls on, the limit itself falls, at most by
+# half in a round.
 MANY_REFUSED_SHARE = 0.05
 REFUSALS_MEMORY_CALLS = 100
 SHRINK_MAX, REGROWTH = 0.5, 1.25
-# The cost of a call in answer tokens: about this much for itself, and one for so many prompt tokens.
+# The cost of a call in answer tokens: about this much for itself, and one for so many prompt
+# tokens.
 CALL_TOKENS, PROMPT_TOKENS_PER_TOKEN = 4.0, 200.0
 
 
 class Round:
-    """The calls that began and ended since a limit was set: their time and tokens, by kind, and how many were in flight."""
+    """The calls that began and ended since a limit was set: their time and tokens, by kind, and how
+    many were in flight.
+    """
 
     def __init__(self, now_ms: float, in_flight: int, settling: int = 0) -> None:
         self.calls = self.refusals = 0
@@ -52,7 +62,8 @@ class Round:
 
     def _begin(self, now_ms: float) -> None:
         self._began_ms = self._seen_ms = now_ms
-        # Calls in flight, summed over milliseconds; and how much of that belongs to calls that ended.
+        # Calls in flight, summed over milliseconds; and how much of that belongs to calls that
+        # ended.
         self._flown_ms = self._ended_ms = 0.0
         self._highest = self._now_in_flight
 
@@ -65,7 +76,8 @@ class Round:
     def is_telling(self) -> bool:
         """Return whether the calls that ended say something about those in flight.
 
-        Quick calls end first, and slow ones may be what fills the limit. Calls that hang for long are not waited for.
+        Quick calls end first, and slow ones may be what fills the limit. Calls that hang for long
+        are not waited for.
         """
         return self._ended_ms >= TELLING_SHARE * self._flown_ms or self._seen_ms - self._began_ms >= ROUND_MS_MAX
 
@@ -76,8 +88,8 @@ class Round:
     def see(self, now_ms: float, in_flight: int, ended: Sequence[Ended]) -> None:
         """Count what was in flight since the last look.
 
-        Count as many as now, because the last look may have been just before a step. Count more, up to what the last look saw,
-        where calls that ended meanwhile kept more of them busy.
+        Count as many as now, because the last look may have been just before a step. Count more, up
+        to what the last look saw, where calls that ended meanwhile kept more of them busy.
         """
         if not self._now_in_flight and not self.calls:
             # Nothing ran yet: the round begins now.
@@ -93,7 +105,9 @@ class Round:
         self._highest = max(self._highest, in_flight)
 
     def add(self, call: Ended, now_ms: float) -> None:
-        """Count a call, unless it began under another limit or while the number in flight still changed."""
+        """Count a call, unless it began under another limit or while the number in flight still
+        changed.
+        """
         if now_ms - call.latency_ms < self._began_ms:
             return
         if self._settling:
@@ -113,7 +127,9 @@ class Round:
         return {kind: ms / self._tokens[kind] for kind, ms in self._ms.items()}
 
     def speedup(self, paces: dict[Kind, float]) -> float | None:
-        """Return how much quicker calls were than at these paces; None when most of the time went into kinds without one."""
+        """Return how much quicker calls were than at these paces; None when most of the time went
+        into kinds without one.
+        """
         known_ms = expected_ms = 0.0
         for kind, ms in self._ms.items():
             if kind in paces:
@@ -148,7 +164,10 @@ class Learner:
         self._first_paces: dict[Kind, float] = {}
 
     def begin_at(self, calls: int) -> None:
-        """Begin where an earlier process of this deployment was, but never below the safe number. Later rounds correct it."""
+        """Begin where an earlier process of this deployment was, but never below the safe number.
+
+        Later rounds correct it.
+        """
         self._limit = float(min(max(calls, SAFE_CALLS), self.ceiling))
 
     @property
@@ -191,7 +210,8 @@ class Learner:
         is_telling = not self._by_pace or current.refusals >= wanted or current.is_telling
         if current.calls + current.refusals >= wanted and is_telling:
             self._end(current)
-            # A smaller step is measured only when as many calls as are in flight have come and gone under it.
+            # A smaller step is measured only when as many calls as are in flight have come and gone
+            # under it.
             is_settling = self._by_pace and not self._is_doubling and self.calls != calls
             settling = min(max(calls, self.calls), ROUND_CALLS_MAX) if is_settling else 0
             self._round = Round(now_ms, in_flight, settling)
@@ -220,9 +240,12 @@ class Learner:
         self._paces = {}
 
     def _measure(self, current: Round) -> None:
-        """Learn from a round at the limit itself: the next step is compared with what calls take there."""
+        """Learn from a round at the limit itself: the next step is compared with what calls take
+        there.
+        """
         if self._paces and current.speedup(self._paces) is None:
-            # Other models or endpoints than before: what was learned of those says little about the new ones.
+            # Other models or endpoints than before: what was learned of those says little about the
+            # new ones.
             self._limit = max(self._limit, float(min(SAFE_CALLS, self.ceiling)))
             self._begin_again()
         paces = current.paces()
@@ -249,7 +272,9 @@ class Learner:
             self._trial = max(1.0, min(self._limit / STEP, self._limit - 1))
 
     def _judge(self, trial: float, current: Round) -> None:
-        """Judge a round under another limit: keep it when it gets more work done, or the same with fewer calls."""
+        """Judge a round under another limit: keep it when it gets more work done, or the same with
+        fewer calls.
+        """
         is_up = trial > self._limit
         speedup = current.speedup(self._paces)
         if speedup is None:

@@ -31,7 +31,9 @@ class EngineSample(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """An answered batch call of ours: its prompt and its answer in tokens, how long it took, and its kind."""
+    """An answered batch call of ours: its prompt and its answer in tokens, how long it took, and
+    its kind.
+    """
 
     prompt_tokens: int
     answer_tokens: int
@@ -40,14 +42,17 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Signals(msgspec.Struct, frozen=True):
-    """One deployment at one moment: our own batch calls, interactive calls, the engine's metrics, and refusals.
+    """One deployment at one moment: our own batch calls, interactive calls, the engine's metrics,
+    and refusals.
 
-    `awaiting` are our calls without a first token, `awaiting_tokens` their prompts; `sent_tokens` are all prompts sent so
-    far. `waiting_tokens` is the prompt of the ready item that has been held back for longest, `waiting_ms` for how long.
-    `interactive` and `interactive_awaiting` are what our own gateway sees, at once; None where no traffic passes it.
-    `sample` is the engine's last one, however often it was shown before. `ended` are the calls of ours that were answered
-    since the last signals, `refusals` the 429s and 503s since then. `workers` are the processes that send batch calls there:
-    each has its share of what is allowed, and all counts of our own calls are of this process alone.
+    `awaiting` are our calls without a first token, `awaiting_tokens` their prompts; `sent_tokens`
+    are all prompts sent so far. `waiting_tokens` is the prompt of the ready item that has been held
+    back for longest, `waiting_ms` for how long. `interactive` and `interactive_awaiting` are what
+    our own gateway sees, at once; None where no traffic passes it. `sample` is the engine's last
+    one, however often it was shown before. `ended` are the calls of ours that were answered since
+    the last signals, `refusals` the 429s and 503s since then. `workers` are the processes that send
+    batch calls there: each has its share of what is allowed, and all counts of our own calls are of
+    this process alone.
     """
 
     now_ms: float
@@ -68,8 +73,9 @@ class Signals(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True):
     """The calls and prompt tokens that batch may have under way, and the calls to hand back.
 
-    `calls` may be in flight, `prompt_tokens` may wait for their first token, and `hand_back` calls without one are handed
-    back now. `why` is a word and its numbers. `has_users`: interactive calls are the reason.
+    `calls` may be in flight, `prompt_tokens` may wait for their first token, and `hand_back` calls
+    without one are handed back now. `why` is a word and its numbers. `has_users`: interactive calls
+    are the reason.
     """
 
     calls: int

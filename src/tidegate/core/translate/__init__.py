@@ -1,13 +1,14 @@
-"""Translate between Anthropic Messages and OpenAI chat completions: requests, answers, errors and streams.
+"""Translate between Anthropic Messages and OpenAI chat completions: requests, answers, errors and
+streams.
 
     request   request_to_openai, request_to_anthropic     a field without a counterpart on the other side is refused by its path
     answer    answer_to_openai, answer_to_anthropic       usage, cached tokens, tool calls and stop reasons are translated too
     error     error_to_openai, error_to_anthropic
     stream    StreamToOpenai, StreamToAnthropic           bytes in, bytes out, an event at a time
 
-Nothing is dropped silently: a field that would change the answer is refused, and the few fields that
-are only hints (for caches, labels) are named in `left_out`. This package knows shapes only: no HTTP,
-no clock and no deployment.
+Nothing is dropped silently: a field that would change the answer is refused, and the few fields
+that are only hints (for caches, labels) are named in `left_out`. This package knows shapes only: no
+HTTP, no clock and no deployment.
 """
 
 from tidegate.core.translate.answers import answer_to_anthropic, answer_to_openai

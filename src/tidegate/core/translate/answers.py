@@ -1,7 +1,9 @@
-"""Translate a whole answer. No output of a model is dropped: a part without a translation is an ApiProblem (502).
+"""Translate a whole answer.
 
-Labels of the envelope (a fingerprint, a tier) are left out. The upstream's own usage is accounted for,
-not the translated one.
+No output of a model is dropped: a part without a translation is an ApiProblem (502).
+
+Labels of the envelope (a fingerprint, a tier) are left out. The upstream's own usage is accounted
+for, not the translated one.
 """
 
 from typing import Any
@@ -86,7 +88,10 @@ def _stop(choice: Fields, called: bool, refused: bool) -> dict[str, Any]:
 
 
 def answer_to_openai(body: bytes, created_s: int) -> Translated:
-    """Translate a message to a chat completion. Anthropic's answers have no time, so the caller gives it."""
+    """Translate a message to a chat completion.
+
+    Anthropic's answers have no time, so the caller gives it.
+    """
     voice = Voice.answer("a client of OpenAI's API")
     fields = Fields(decode(body, voice), "", voice)
     if fields.field_value("type", str) != "message":

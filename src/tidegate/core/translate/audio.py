@@ -1,7 +1,8 @@
-"""Translate audio requests of a batch: JSON that names a file by its address becomes the form that model servers take.
+"""Translate audio requests of a batch: JSON that names a file by its address becomes the form that
+model servers take.
 
-`file_url` gives the file, as a `data:` URL or an address; every other member of the body becomes a field of the form. Nothing is
-fetched here.
+`file_url` gives the file, as a `data:` URL or an address; every other member of the body becomes a
+field of the form. Nothing is fetched here.
 """
 
 import re
@@ -52,7 +53,9 @@ class AudioRequest(NamedTuple):
 
 
 def read_request(body: bytes) -> AudioRequest:
-    """Return where the file of a request is, and the rest of the request; AudioFault when it cannot be sent."""
+    """Return where the file of a request is, and the rest of the request; AudioFault when it cannot
+    be sent.
+    """
     try:
         members = msgspec.json.decode(body, type=dict[str, Any])
     except (ValueError, RecursionError):
@@ -92,7 +95,10 @@ def file_in(data_url: str) -> AudioFile:
 
 
 def file_from(url: str, media_type: str, data: bytes) -> AudioFile:
-    """Return a file that was fetched. Servers go by the extension, so a plain name in the address is kept."""
+    """Return a file that was fetched.
+
+    Servers go by the extension, so a plain name in the address is kept.
+    """
     if not data:
         raise AudioFault("invalid_file_url", "The file at file_url is empty.", "file_url")
     media_type = _media_type(media_type)
@@ -107,7 +113,10 @@ def too_large() -> AudioFault:
 
 
 def form_of(fields: bytes, file: AudioFile, name: str) -> tuple[bytes, bytes]:
-    """Return the header line of a form and the form. No file can foresee `name`, so none can contain the boundary."""
+    """Return the header line of a form and the form.
+
+    No file can foresee `name`, so none can contain the boundary.
+    """
     boundary = blake2b(name.encode(), digest_size=16).hexdigest().encode()
     parts = []
     for key, value in msgspec.json.decode(fields, type=dict[str, Any]).items():

@@ -1,4 +1,5 @@
-"""Read objects field by field, so that no field is overlooked: a field that was not taken is refused by its path.
+"""Read objects field by field, so that no field is overlooked: a field that was not taken is
+refused by its path.
 
 This module knows neither API: only that null means absent, and how a refusal is worded.
 """
@@ -12,7 +13,10 @@ from tidegate.core.errors import ApiProblem
 
 
 class Translated(msgspec.Struct, frozen=True):
-    """A body in the other shape. `left_out` are the paths of fields that are only hints and have no counterpart there."""
+    """A body in the other shape.
+
+    `left_out` are the paths of fields that are only hints and have no counterpart there.
+    """
 
     body: bytes
     left_out: tuple[str, ...] = ()
@@ -21,7 +25,9 @@ class Translated(msgspec.Struct, frozen=True):
 
 
 class Voice(msgspec.Struct):
-    """The side that is at fault when a translation fails: a caller's request (400) or an upstream's answer (502)."""
+    """The side that is at fault when a translation fails: a caller's request (400) or an upstream's
+    answer (502).
+    """
 
     status: int
     unknown_code: str
@@ -99,7 +105,9 @@ class Fields:
                 self.voice.left_out.append(self.at(name))
 
     def only(self, name: str, *harmless: Any) -> None:
-        """Refuse a field without a counterpart on the other side, unless its value is harmless or null."""
+        """Refuse a field without a counterpart on the other side, unless its value is harmless or
+        null.
+        """
         value = self._left.pop(name, None)
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
             raise self.voice.unsupported(self.at(name))

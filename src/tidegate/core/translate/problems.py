@@ -1,6 +1,9 @@
-"""Translate error bodies. The kind follows from the status, so that a client's own retry rules hold on either side.
+"""Translate error bodies.
 
-Anthropic's shape has no place for OpenAI's `code` and `param`: they travel as extra fields, and are translated back.
+The kind follows from the status, so that a client's own retry rules hold on either side.
+
+Anthropic's shape has no place for OpenAI's `code` and `param`: they travel as extra fields, and are
+translated back.
 """
 
 from typing import Any
@@ -59,7 +62,9 @@ def is_error_of(body: bytes, *, anthropic: bool) -> bool:
 
 
 def says_why(body: bytes) -> bool:
-    """Return whether a body that came with a failure is an object with a message in one of the known shapes."""
+    """Return whether a body that came with a failure is an object with a message in one of the
+    known shapes.
+    """
     return bool(_words(_error_of(body)))
 
 
@@ -111,7 +116,9 @@ def _message(status: int, reported: dict[str, Any]) -> str:
 
 
 def _words(reported: dict[str, Any]) -> str:
-    """Return the sentence in an error object: OpenAI's and Anthropic's `message`, or the `detail` of FastAPI's servers."""
+    """Return the sentence in an error object: OpenAI's and Anthropic's `message`, or the `detail`
+    of FastAPI's servers.
+    """
     for name in ("message", "detail"):
         words = reported.get(name)
         if isinstance(words, list):

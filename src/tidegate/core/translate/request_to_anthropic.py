@@ -13,7 +13,9 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.ASCII | re.IGNOR
 
 
 def request_to_anthropic(body: bytes, output_tokens_default: int = OUTPUT_TOKENS_DEFAULT) -> Translated:
-    """Translate a request. Raises ApiProblem (400) with the path of the first bad or untranslatable field.
+    """Translate a request.
+
+    Raises ApiProblem (400) with the path of the first bad or untranslatable field.
 
     Anthropic requires a limit of the output: a request without one gets `output_tokens_default`.
     """
@@ -119,7 +121,10 @@ def _output_config(fields: Fields, out: dict[str, Any]) -> None:
 
 
 def _messages(fields: Fields) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the system prompt and the turns. Tool results open the user's turn that follows them."""
+    """Return the system prompt and the turns.
+
+    Tool results open the user's turn that follows them.
+    """
     given = fields.need("messages", list)
     system: list[Any] = []
     turns: list[dict[str, Any]] = []

@@ -12,7 +12,9 @@ EFFORTS = ("low", "medium", "high", "xhigh")
 
 
 class OpenAiDialect(msgspec.Struct, frozen=True):
-    """The differences among servers of OpenAI's shape: the name of the output limit, and whether `top_k` is accepted."""
+    """The differences among servers of OpenAI's shape: the name of the output limit, and whether
+    `top_k` is accepted.
+    """
 
     output_limit: str = "max_completion_tokens"
     takes_top_k: bool = False
@@ -168,7 +170,8 @@ def _assistant(blocks: Iterator[Fields]) -> Iterator[dict[str, Any]]:
             block.hint("cache_control")
             block.done()
         elif kind in ("thinking", "redacted_thinking"):
-            # Only the model that thought it can read it, and Anthropic itself ignores it in earlier turns.
+            # Only the model that thought it can read it, and Anthropic itself ignores it in earlier
+            # turns.
             block.voice.left_out.append(block.path)
         else:
             raise block.voice.unsupported(block.at("type"))

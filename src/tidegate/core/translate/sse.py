@@ -1,4 +1,7 @@
-"""Read server-sent events from bytes that come in any parts. At most one unfinished event is kept."""
+"""Read server-sent events from bytes that come in any parts.
+
+At most one unfinished event is kept.
+"""
 
 import re
 

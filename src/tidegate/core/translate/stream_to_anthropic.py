@@ -1,7 +1,9 @@
-"""Translate a stream of chat completion chunks to Anthropic's events: bytes in, bytes out; only its state is kept.
+"""Translate a stream of chat completion chunks to Anthropic's events: bytes in, bytes out; only its
+state is kept.
 
-A chunk without a translation becomes an `error` event and ends the stream, because the client already
-has its head. The usage comes with the last `message_delta`, because OpenAI's streams send it last.
+A chunk without a translation becomes an `error` event and ends the stream, because the client
+already has its head. The usage comes with the last `message_delta`, because OpenAI's streams send
+it last.
 """
 
 from typing import Any
@@ -120,8 +122,8 @@ class StreamToAnthropic:
         if type(index) is not int or not isinstance(function, dict):
             raise StreamBroken("the upstream's stream has a tool call without a function or an index")
         name, named = function.get("name"), call.get("id")
-        # Some servers give each of several calls the number 0; some send an id with every part of a call,
-        # but the name once.
+        # Some servers give each of several calls the number 0; some send an id with every part of a
+        # call, but the name once.
         if index != self._tool or (name and named and named != self._tool_id):
             if index < self._tool or not isinstance(name, str) or not isinstance(named, str):
                 raise StreamBroken("the upstream's stream goes on with a tool call that is over or never began")

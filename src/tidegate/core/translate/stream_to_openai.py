@@ -1,7 +1,8 @@
-"""Translate a stream of Anthropic's events to chat completion chunks: bytes in, bytes out; only its state is kept.
+"""Translate a stream of Anthropic's events to chat completion chunks: bytes in, bytes out; only its
+state is kept.
 
-Events of new kinds are skipped, as Anthropic asks of its clients. Content of new kinds is not skipped, because it would be lost: it
-becomes an error chunk and ends the stream.
+Events of new kinds are skipped, as Anthropic asks of its clients. Content of new kinds is not
+skipped, because it would be lost: it becomes an error chunk and ends the stream.
 """
 
 from typing import Any

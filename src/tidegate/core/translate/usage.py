@@ -1,6 +1,7 @@
 """Translate usage and stop reasons, for whole answers and for streams.
 
-OpenAI counts cached tokens within the prompt, Anthropic beside the rest of the input: the sums are the same.
+OpenAI counts cached tokens within the prompt, Anthropic beside the rest of the input: the sums are
+the same.
 """
 
 from typing import Any
@@ -32,7 +33,10 @@ def _details(usage: Any, name: str) -> Any:
 
 
 def usage_to_anthropic(usage: Any) -> dict[str, Any]:
-    """Translate usage to Anthropic's shape. Unknown counts become 0, because the shape has no other value for them."""
+    """Translate usage to Anthropic's shape.
+
+    Unknown counts become 0, because the shape has no other value for them.
+    """
     prompt = _count(usage, "prompt_tokens")
     details = _details(usage, "prompt_tokens_details")
     cached = min(prompt, _count(details, "cached_tokens"))

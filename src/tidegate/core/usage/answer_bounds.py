@@ -1,9 +1,11 @@
-"""Bound the tokens that all answers to one request may have together, as a lenient server would read the request.
+"""Bound the tokens that all answers to one request may have together, as a lenient server would
+read the request.
 
-A server may read any of the fields that limit an answer, take `128.0`, `"128"` or `true` for a number, ignore the case of a name, and
-use the first or the last of two fields of one name. So every one of them counts, and the largest bounds. A server may also ignore a field
-that its endpoint does not have: without one of the endpoint's own fields there is no bound. A value that cannot be read as a number above
-zero bounds nothing. This module knows no price.
+A server may read any of the fields that limit an answer, take `128.0`, `"128"` or `true` for a
+number, ignore the case of a name, and use the first or the last of two fields of one name. So every
+one of them counts, and the largest bounds. A server may also ignore a field that its endpoint does
+not have: without one of the endpoint's own fields there is no bound. A value that cannot be read as
+a number above zero bounds nothing. This module knows no price.
 """
 
 import json
@@ -30,7 +32,8 @@ LENGTHS = (
 )
 LEAST_LENGTHS = ("min_tokens", "min_new_tokens", "min_length")
 COUNTS = ("n", "best_of", "num_return_sequences", "candidate_count", "num_beams", "beam_width")
-# The length fields of each endpoint. At an endpoint that an operator added, any of the names may be one.
+# The length fields of each endpoint. At an endpoint that an operator added, any of the names may be
+# one.
 _OWN_LENGTHS = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
     "/v1/chat/completions/batch": ("max_tokens", "max_completion_tokens"),
@@ -62,7 +65,8 @@ class _MemberPairs(list[tuple[str, Any]]):
 
 
 def output_tokens_max(endpoint: str, body: bytes, otherwise: int = 0, items: int = 1) -> int | None:
-    """Return the most tokens that all answers may have; None when neither the caller nor `otherwise` bounds one.
+    """Return the most tokens that all answers may have; None when neither the caller nor
+    `otherwise` bounds one.
 
     `items` is how many items are known to share the request.
     """
@@ -88,7 +92,9 @@ def output_tokens_max(endpoint: str, body: bytes, otherwise: int = 0, items: int
 
 
 def _read(body: bytes) -> list[tuple[str, Any]]:
-    """Return the members that matter, their names in small letters, including those that share a name."""
+    """Return the members that matter, their names in small letters, including those that share a
+    name.
+    """
     found = [(name.lower(), raw) for name, raw in _members(body).items() if name.lower() in _READ]
     if len(_NAMED.findall(body)) == len(found) and not _ESCAPED_LETTER.search(body):
         return _flat((name, msgspec.json.decode(raw)) for name, raw in found)
@@ -99,7 +105,9 @@ def _read(body: bytes) -> list[tuple[str, Any]]:
 
 
 def _flat(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the members that matter, and those of `extra_body`, which a gateway puts beside the others."""
+    """Return the members that matter, and those of `extra_body`, which a gateway puts beside the
+    others.
+    """
     flat: list[tuple[str, Any]] = []
     for name, value in pairs:
         if name.lower() == "extra_body":
@@ -140,7 +148,10 @@ def _prompts(endpoint: str, name: str, value: Any) -> int:
 
 
 def _listed_prompts(prompts: list[Any]) -> int:
-    """Return how many prompts there are where a server may also look into lists of lists. Numbers are the tokens of one prompt."""
+    """Return how many prompts there are where a server may also look into lists of lists.
+
+    Numbers are the tokens of one prompt.
+    """
     count = 0
     lists = [prompts]
     while lists:

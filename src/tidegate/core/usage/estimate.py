@@ -1,7 +1,8 @@
 """Estimate how many tokens an item will cost, before a server has counted them.
 
-A prompt's tokens are its bytes over four; an answer's are what the caller allows, within a bound. No tokenizer is loaded:
-that costs a hundred times as much, and real usage corrects the estimate later. This module does not look into a line.
+A prompt's tokens are its bytes over four; an answer's are what the caller allows, within a bound.
+No tokenizer is loaded: that costs a hundred times as much, and real usage corrects the estimate
+later. This module does not look into a line.
 """
 
 PROMPT_BYTES_PER_TOKEN = 4
@@ -28,7 +29,9 @@ def escaped_bytes(text: bytes) -> int:
 
 
 def output_tokens(asked: int | None, choices: int, *, default_tokens: int, tokens_max: int) -> int:
-    """Return the tokens that all choices together may produce: what the caller allows, or the default, within the bound."""
+    """Return the tokens that all choices together may produce: what the caller allows, or the
+    default, within the bound.
+    """
     return min(default_tokens if asked is None else asked, tokens_max) * choices
 
 

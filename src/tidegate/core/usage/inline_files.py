@@ -1,7 +1,8 @@
 """Files inside a request as Base64: a model reads what an image shows, not its letters.
 
-Text counts as a file only in the places that the APIs have for files, under its own name in the JSON. The text of a prompt cannot look
-like that, because its quotes are escaped. Text that is not surely a file counts as text.
+Text counts as a file only in the places that the APIs have for files, under its own name in the
+JSON. The text of a prompt cannot look like that, because its quotes are escaped. Text that is not
+surely a file counts as text.
 """
 
 import re
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 
 from tidegate.core.usage.estimate import PROMPT_BYTES_PER_TOKEN
 
-# The likely tokens of a file: those of a usual image, and a few more for longer recordings and documents.
+# The likely tokens of a file: those of a usual image, and a few more for longer recordings and
+# documents.
 FILE_TOKENS = 1_500
 FILE_BYTES_PER_TOKEN = 1_000
 # A shorter text holds no file that would count for less than its letters.
@@ -26,7 +28,9 @@ _OPENING = re.compile(
 
 
 def unread_bytes(text: bytes) -> int:
-    """Return how many bytes of this JSON are letters of files, beyond those that stand for each file's likely tokens."""
+    """Return how many bytes of this JSON are letters of files, beyond those that stand for each
+    file's likely tokens.
+    """
     if len(text) <= TEXT_BYTES_MAX:
         return 0
     return sum(
@@ -49,7 +53,10 @@ def is_base64(text: bytes) -> bool:
 
 
 def _files(text: bytes) -> Iterator[tuple[int, int]]:
-    """Find where the letters of each file begin and end, in order. No byte is looked at for more than one file."""
+    """Find where the letters of each file begin and end, in order.
+
+    No byte is looked at for more than one file.
+    """
     if len(text) <= TEXT_BYTES_MAX:
         return
     at = 0

@@ -1,9 +1,9 @@
 """Prices of tokens, in whole billionths of the operator's currency: no float ever touches money.
 
-A price is per million tokens. Prompt tokens that came from a cache have a price of their own, and batch
-work has a factor. The cost of an item is rounded once, and its parts (input, cached, output) and every
-sum over items, jobs, keys and days add up to it exactly. This module does not know the currency, and the
-store keeps what was spent.
+A price is per million tokens. Prompt tokens that came from a cache have a price of their own, and
+batch work has a factor. The cost of an item is rounded once, and its parts (input, cached, output)
+and every sum over items, jobs, keys and days add up to it exactly. This module does not know the
+currency, and the store keeps what was spent.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,8 @@ from tidegate.core.nouns import Usage
 NANO = 10**9
 MILLION = 10**6
 FACTOR_ONE = 10**6
-# A million units for a million tokens: above any price, and far from where sums leave a database's integer.
+# A million units for a million tokens: above any price, and far from where sums leave a database's
+# integer.
 PRICE_UNITS_MAX = 10**6
 DIGITS_MAX = 50
 
@@ -35,10 +36,12 @@ class Surcharge(StrEnum):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """The price of a deployment's tokens, in nano-units per million. `batch_factor_ppm` is the share that batch work pays.
+    """The price of a deployment's tokens, in nano-units per million.
 
-    Without a price of their own, cached tokens cost what others do. `covers` are surcharges that the deployment does not
-    make, or that the price includes.
+    `batch_factor_ppm` is the share that batch work pays.
+
+    Without a price of their own, cached tokens cost what others do. `covers` are surcharges that
+    the deployment does not make, or that the price includes.
     """
 
     input_nano: int = 0
@@ -55,8 +58,8 @@ class Price(msgspec.Struct, frozen=True):
         output: str | int | float | Decimal = 0,
         batch_factor: str | int | float | Decimal = 1,
     ) -> "Price":
-        """Return the price that an operator writes: units per million tokens, and a factor from 0 to 1
-        (0.5: half for batch work).
+        """Return the price that an operator writes: units per million tokens, and a factor from 0
+        to 1 (0.5: half for batch work).
         """
         factor = _scaled("price.batch_factor", batch_factor, FACTOR_ONE)
         if factor > FACTOR_ONE:
@@ -70,7 +73,8 @@ class Price(msgspec.Struct, frozen=True):
 
 
 def _scaled(name: str, value: str | int | float | Decimal, scale: int) -> int:
-    # A float prints as the shortest text that means it, so 0.05 from a configuration file is 0.05 here.
+    # A float prints as the shortest text that means it, so 0.05 from a configuration file is 0.05
+    # here.
     try:
         exact = Decimal(str(value))
         in_range = not isinstance(value, bool) and 0 <= exact <= PRICE_UNITS_MAX
@@ -105,7 +109,9 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
 
 def _exact_parts(usage: Usage, price: Price, batch: bool) -> tuple[int, int, int]:
-    """Return input, cached and output in a unit so small that nothing is rounded; `_SCALE` of them are one nano-unit."""
+    """Return input, cached and output in a unit so small that nothing is rounded; `_SCALE` of them
+    are one nano-unit.
+    """
     factor = price.batch_factor_ppm if batch else FACTOR_ONE
     cached_nano = price.input_nano if price.cached_nano is None else price.cached_nano
     fresh = usage.input_tokens - usage.cached_tokens
@@ -125,7 +131,9 @@ def _rounded(parts: tuple[int, int, int]) -> Cost:
 
 
 def cost(usage: Usage, price: Price, *, batch: bool) -> Cost:
-    """Return what one call cost: the total is rounded to the nearest nano-unit, and the parts add up to it."""
+    """Return what one call cost: the total is rounded to the nearest nano-unit, and the parts add
+    up to it.
+    """
     return _rounded(_exact_parts(usage, price, batch))
 
 

@@ -1,8 +1,9 @@
 """Bound what a model may have to read for one request where the bytes of its body do not show it.
 
-To compare two sides, a model reads the one text again with each text of the other. An image or a recording may have far more tokens than
-bytes, because it is compressed. What a server fetches, remembers or finds with its own tools has no bytes in the body at all. The body is
-read as pairs, so that both values of a repeated name count. This module knows no price.
+To compare two sides, a model reads the one text again with each text of the other. An image or a
+recording may have far more tokens than bytes, because it is compressed. What a server fetches,
+remembers or finds with its own tools has no bytes in the body at all. The body is read as pairs, so
+that both values of a repeated name count. This module knows no price.
 """
 
 import json
@@ -27,8 +28,8 @@ BODY_BYTES_MAX = 8 << 20
 # Models take about ten tokens for a second of speech, which has 8 to 32 kB in the usual formats.
 AUDIO_BYTES_PER_TOKEN = 1_000
 
-# A body without any of these has only texts and settings. An escape may hide one. To look for each alone takes a
-# hundredth of the time that one regular expression for all of them does.
+# A body without any of these has only texts and settings. An escape may hide one. To look for each
+# alone takes a hundredth of the time that one regular expression for all of them does.
 _MAY_HOLD = (
     b"image", b"audio", b"video", b"file", b"document", b"media", b"screenshot", b"tools", b"search", b"mcp", b"plugin", b"container",
     b"conversation", b"response_id", b'"prompt"', b"\\u00",
@@ -37,8 +38,8 @@ _MAY_HOLD = (
 _OWN_TOOLS = ("function", "custom")
 # Parameters that let a server read what is not in the body.
 _ELSEWHERE = frozenset(("container", "conversation", "mcpservers", "plugins", "previousresponseid", "websearchoptions"))
-# The kinds and fields of prompt parts that hold or name a file. Names are compared without case, dashes
-# and underscores.
+# The kinds and fields of prompt parts that hold or name a file. Names are compared without case,
+# dashes and underscores.
 _KINDS = frozenset(
     (
         "audio",
@@ -85,7 +86,9 @@ class _PromptPairs(list[tuple[str, Any]]):
 
 
 def likely_prompt_tokens(call: Call) -> int:
-    """Return how many tokens the prompt of a call likely has, by its bytes; a file's letters are not read."""
+    """Return how many tokens the prompt of a call likely has, by its bytes; a file's letters are
+    not read.
+    """
     read = compared_bytes(call.endpoint, call.body) - unread_bytes(call.body)
     return prompt_tokens(read) + audio_tokens(call)
 
@@ -96,7 +99,9 @@ def audio_tokens(call: Call) -> int:
 
 
 def compared_bytes(endpoint: str, body: bytes) -> int:
-    """Return how many bytes a model reads of a body: more than it has where one text is compared with each of many."""
+    """Return how many bytes a model reads of a body: more than it has where one text is compared
+    with each of many.
+    """
     if endpoint not in COMPARED:
         return len(body)
     members = _members(body)
@@ -206,7 +211,9 @@ def _image_letters(value: _PromptPairs) -> int:
 
 
 def _base64_size(text: Any, opening: re.Pattern[str] = _NO_OPENING) -> int:
-    """Return how many letters of Base64 a text has after its opening; 0 when there are few, or the text is anything else."""
+    """Return how many letters of Base64 a text has after its opening; 0 when there are few, or the
+    text is anything else.
+    """
     found = opening.match(text) if isinstance(text, str) and text.isascii() else None
     letters = text[found.end() :] if found else ""
     return len(letters) if len(letters) > TEXT_BYTES_MAX and is_base64(letters.encode()) else 0

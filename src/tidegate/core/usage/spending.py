@@ -1,7 +1,9 @@
-"""Spending by caller, model and day: entries, sums over any of their dimensions, and the rows of an export.
+"""Spending by caller, model and day: entries, sums over any of their dimensions, and the rows of an
+export.
 
-Sums are of whole numbers, so the totals do not depend on how the entries are grouped. In CSV, a text that a spreadsheet would run as a
-formula is made harmless. This module does not read the entries from anywhere.
+Sums are of whole numbers, so the totals do not depend on how the entries are grouped. In CSV, a
+text that a spreadsheet would run as a formula is made harmless. This module does not read the
+entries from anywhere.
 """
 
 import csv
@@ -30,7 +32,9 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class SpendEntry(msgspec.Struct, frozen=True, gc=False):
-    """The spending of one caller on one model on one UTC day; an empty text is none, or not grouped by."""
+    """The spending of one caller on one model on one UTC day; an empty text is none, or not grouped
+    by.
+    """
 
     spend: Spend
     day: str = ""
@@ -44,7 +48,9 @@ class SpendEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def sum_by(entries: Iterable[SpendEntry], by: Sequence[str]) -> list[SpendEntry]:
-    """Return one entry for each combination of these dimensions, in order; the others are summed over and left empty."""
+    """Return one entry for each combination of these dimensions, in order; the others are summed
+    over and left empty.
+    """
     unknown = [name for name in by if name not in DIMENSIONS]
     if unknown:
         raise ValueError(f"spending is not kept by {unknown[0]!r}; it is by: {', '.join(DIMENSIONS)}")
@@ -57,7 +63,9 @@ def sum_by(entries: Iterable[SpendEntry], by: Sequence[str]) -> list[SpendEntry]
 
 
 def row(entry: SpendEntry, by: Sequence[str] = DIMENSIONS) -> dict[str, Any]:
-    """Return one line of an export: the dimensions, then tokens as numbers and money as exact decimal text."""
+    """Return one line of an export: the dimensions, then tokens as numbers and money as exact
+    decimal text.
+    """
     usage, paid = entry.spend.usage, entry.spend.cost
     return {
         **{name: getattr(entry, name) for name in by},

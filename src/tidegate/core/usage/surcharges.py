@@ -1,7 +1,8 @@
-"""Parameters of a request that a provider charges beside the price of its tokens: a dearer tier, tools of its own, audio and images.
+"""Parameters of a request that a provider charges beside the price of its tokens: a dearer tier,
+tools of its own, audio and images.
 
-No price of tokens bounds such a charge, and no usage reports it. A name counts in any case, and each time it occurs. This module knows
-no price.
+No price of tokens bounds such a charge, and no usage reports it. A name counts in any case, and
+each time it occurs. This module knows no price.
 """
 
 import json
@@ -57,7 +58,9 @@ class _SurchargePairs(list[tuple[str, Any]]):
 
 
 def surcharge(body: bytes, covered: frozenset[Surcharge] = frozenset()) -> Charged | None:
-    """Return the first parameter that costs more than its tokens, of a kind that the price does not cover."""
+    """Return the first parameter that costs more than its tokens, of a kind that the price does not
+    cover.
+    """
     try:
         members = _members(body)
         if _READ.isdisjoint(name.lower() for name in members):
@@ -99,7 +102,9 @@ def _asks_for_tools(name: str, value: Any) -> bool:
 
 
 def _is_free(kind: Any) -> bool:
-    """Return whether a kind of tool is free of charge; some kinds end with their version, as `bash_20250124` does."""
+    """Return whether a kind of tool is free of charge; some kinds end with their version, as
+    `bash_20250124` does.
+    """
     if kind is None:
         return True
     return isinstance(kind, str) and any(kind == one or kind.startswith(f"{one}_") for one in _FREE_TOOLS)

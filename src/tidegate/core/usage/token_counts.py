@@ -1,10 +1,12 @@
-"""Read the counts of tokens that a model server reports, one by one: an odd one is ignored, and spoils no other."""
+"""Read the counts of tokens that a model server reports, one by one: an odd one is ignored, and
+spoils no other.
+"""
 
 from typing import Any
 
-# Above any real count, and so low that a job of wrong ones at the dearest price does not soon cost more
-# than a database's
-# integer holds: a worker that recorded such a sum would fail, and so would each one after it.
+# Above any real count, and so low that a job of wrong ones at the dearest price does not soon cost
+# more than a database's integer holds: a worker that recorded such a sum would fail, and so would
+# each one after it.
 TOKENS_MAX = 1 << 28
 
 

@@ -13,7 +13,8 @@ def copy_database(source: Path, target: Path) -> None:
         reading = apsw.Connection(str(source), apsw.SQLITE_OPEN_READONLY)
         writing = apsw.Connection(str(target), apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
-            # All pages in one step: a copy in several begins again whenever the writer commits in between.
+            # All pages in one step: a copy in several begins again whenever the writer commits in
+            # between.
             with writing.backup("main", reading, "main") as copying:
                 copying.step(-1)
             # One plain file, without a log beside it.

@@ -56,7 +56,8 @@ USERS_COME_MS = 60_000.0
 FREE_FOR_OTHERS = 1 / 16
 FREE_FOR_OTHERS_FROM = 4
 
-# An operator may resume a drained deployment at any moment, so calls that wait for it look again after this time.
+# An operator may resume a drained deployment at any moment, so calls that wait for it look again
+# after this time.
 DRAINED_WAIT_MS = 5_000
 
 # Prefix of the name of background work's part of a deployment's slots, if that is not all of them.
@@ -208,7 +209,8 @@ class DeploymentState:
         self.breaker = Breaker(policy.breaker)
         self.budget = RetryBudget(policy.retry_budget if deployment.queue is None else QUEUED_RETRIES)
         self.refusals = Refusals()
-        # The number of calls that went out. The quota is known once an answer reports what is left of the deployment's own limits.
+        # The number of calls that went out. The quota is known once an answer reports what is left
+        # of the deployment's own limits.
         self._sent = 0
         self.quota: Quota | None = None
         # Background calls (items and flex calls), and interactive ones.
@@ -300,11 +302,15 @@ class DeploymentState:
         return total_s
 
     def waits_until_ms(self, call: Call) -> float:
-        """Return the moment before which this call must not come here, after a Retry-After; 0 for any other call."""
+        """Return the moment before which this call must not come here, after a Retry-After; 0 for
+        any other call.
+        """
         return self.refusals.waits_until_ms(call.idempotency_key) if self.refusals.waiting else 0.0
 
     def rest_background_until(self, until_ms: float) -> None:
-        """Leave the deployment to interactive calls until this moment; a moment in the past ends such a rest."""
+        """Leave the deployment to interactive calls until this moment; a moment in the past ends
+        such a rest.
+        """
         self.background_rests_until_ms = until_ms
 
     def count_probe(self) -> int:
@@ -436,7 +442,8 @@ class DeploymentState:
 
     @property
     def users(self) -> Users:
-        # A call that waits for a slot also waits for its first token, so background work yields to it.
+        # A call that waits for a slot also waits for its first token, so background work yields to
+        # it.
         waiting = self.interactive_waiting.total()
         return Users(self.interactive_in_flight + waiting, self.interactive_awaiting + waiting)
 
@@ -514,7 +521,10 @@ class DeploymentState:
     # What the deployment reports about itself.
 
     def count_sent(self, tokens: int) -> int:
-        """Count a call that goes out; return its number. Its answer's quota covers calls up to it."""
+        """Count a call that goes out; return its number.
+
+        Its answer's quota covers calls up to it.
+        """
         self._sent += 1
         if self.quota is not None:
             self.quota.count(tokens)
@@ -594,7 +604,8 @@ class DeploymentState:
                     self._remember(self._failed_calls, idempotency_key, None)
                     self._failed_at_ms = now_ms
                 if isinstance(error, AnswerTooLong):
-                    # Callers choose how long answers are, so a long one must not open the circuit for others.
+                    # Callers choose how long answers are, so a long one must not open the circuit
+                    # for others.
                     self._is_there()
                     return False
                 return self.breaker.failed(now_ms)
@@ -657,7 +668,8 @@ class DeploymentState:
         self.breaker.try_at_once()
 
     def _is_there(self) -> None:
-        # Any answer about the request or the moment closes the circuit: it shows that the deployment is there.
+        # Any answer about the request or the moment closes the circuit: it shows that the
+        # deployment is there.
         if self.breaker.is_open:
             self.breaker.succeeded()
 

@@ -1,4 +1,6 @@
-"""The audit: every change by an operator is noted, with its actor, in the transaction of the change."""
+"""The audit: every change by an operator is noted, with its actor, in the transaction of the
+change.
+"""
 
 from typing import Any
 
@@ -58,9 +60,12 @@ def trail_of(context: WebContext, request: Request, caller: Caller) -> AuditTrai
 
 
 class ChangeShown(msgspec.Struct, frozen=True):
-    """One change. `before` and `after` hold only the differences; one of them is null for a thing that was created or
-    removed. `address` is where the request for it came from. `number` and `hash` are its place in the chain that
-    `tidegate audit verify` checks."""
+    """One change.
+
+    `before` and `after` hold only the differences; one of them is null for a thing that was created
+    or removed. `address` is where the request for it came from. `number` and `hash` are its place
+    in the chain that `tidegate audit verify` checks.
+    """
 
     id: str
     object: str

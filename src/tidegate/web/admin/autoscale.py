@@ -37,15 +37,21 @@ class ReplicasShown(msgspec.Struct, frozen=True):
 
 
 class PoolReplicas(ReplicasShown, frozen=True):
-    """Replicas of a model, where each deployment counts as one. `scale_by` is the factor for the number of its servers.
-    It also holds where one deployment's address stands for several servers."""
+    """Replicas of a model, where each deployment counts as one.
+
+    `scale_by` is the factor for the number of its servers. It also holds where one deployment's
+    address stands for several servers.
+    """
 
     scale_by: float
 
 
 class ModelReplicas(PoolReplicas, frozen=True):
-    """Replicas of a model over all its deployments. If some of them serve only interactive calls or only batches,
-    `pools` has the replicas of each kind: `interactive`, `batch` and `both`."""
+    """Replicas of a model over all its deployments.
+
+    If some of them serve only interactive calls or only batches, `pools` has the replicas of each
+    kind: `interactive`, `batch` and `both`.
+    """
 
     pools: dict[str, PoolReplicas] | UnsetType = UNSET
 
@@ -111,8 +117,9 @@ class AutoscaleRoutes:
 
 
 def _pools(model: str, status: Sequence[DeploymentStatus], calls: dict[str, int]) -> dict[Serves, PoolLoad]:
-    """Return the deployments of a model by what they serve, with the interactive calls of each pool. A deployment
-    without models serves any model; a drained one serves none."""
+    """Return the deployments of a model by what they serve, with the interactive calls of each
+    pool. A deployment without models serves any model; a drained one serves none.
+    """
     serving = [one for one in status if model in one.models] or [one for one in status if not one.models]
     found: dict[Serves, PoolLoad] = {}
     for serves in Serves:

@@ -44,7 +44,10 @@ class AdminBatch(schemas.Batch):
 
 
 class TimelineEntry(msgspec.Struct, frozen=True):
-    """One moment of a batch's life, in unix milliseconds. `actor` is the operator who made a change."""
+    """One moment of a batch's life, in unix milliseconds.
+
+    `actor` is the operator who made a change.
+    """
 
     at_ms: int
     event: str

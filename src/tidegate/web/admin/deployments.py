@@ -1,8 +1,9 @@
-"""Deployments, resources and terms of models, which an operator adds, changes and removes at run time.
+"""Deployments, resources and terms of models, which an operator adds, changes and removes at run
+time.
 
-They are in the store, and every process follows within seconds. Entries of the settings are listed with them, but calls
-cannot change them. A secret is never stored, only its place. Names may contain slashes, so a change names its entry in
-the body.
+They are in the store, and every process follows within seconds. Entries of the settings are listed
+with them, but calls cannot change them. A secret is never stored, only its place. Names may contain
+slashes, so a change names its entry in the body.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,10 +34,13 @@ MODELS_SHOWN_MAX = 100
 
 
 class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry to add, change or remove. `set` has the fields of an entry under `models` or `resources`, for a model
-    all but its deployments; in a change, null removes a field.
+    """The entry to add, change or remove.
 
-    With `revision` the call fails if the entry has changed since. `force` removes an entry that is still in use.
+    `set` has the fields of an entry under `models` or `resources`, for a model all but its
+    deployments; in a change, null removes a field.
+
+    With `revision` the call fails if the entry has changed since. `force` removes an entry that is
+    still in use.
     """
 
     name: str
@@ -46,7 +50,10 @@ class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RoutingDone(msgspec.Struct, frozen=True):
-    """`revision` is the entry's new revision; 0 when it is gone. `warnings` name the parts that have no effect."""
+    """`revision` is the entry's new revision; 0 when it is gone.
+
+    `warnings` name the parts that have no effect.
+    """
 
     name: str
     revision: int
@@ -54,9 +61,12 @@ class RoutingDone(msgspec.Struct, frozen=True):
 
 
 class RoutingShown(msgspec.Struct, frozen=True):
-    """One deployment, resource or model. `why` is what keeps this process from using it. `state` is what workers
-    reported of it, else the state in this process; `in_flight` counts calls of this process. A drained deployment gets
-    no new calls."""
+    """One deployment, resource or model.
+
+    `why` is what keeps this process from using it. `state` is what workers reported of it, else the
+    state in this process; `in_flight` counts calls of this process. A drained deployment gets no
+    new calls.
+    """
 
     kind: Kind
     name: str
@@ -74,7 +84,10 @@ class RoutingShown(msgspec.Struct, frozen=True):
 
 
 class DeploymentRefreshed(msgspec.Struct, frozen=True):
-    """The answer of a deployment to this process just now. Every process tries it again within seconds, healthy or not."""
+    """The answer of a deployment to this process just now.
+
+    Every process tries it again within seconds, healthy or not.
+    """
 
     name: str
     reachable: bool
@@ -132,7 +145,10 @@ class RoutingEditor:
         ]
 
     async def set_state(self, trail: AuditTrail, verb: str, name: str) -> RoutingDone:
-        """Drain, resume or refresh a deployment, and note it. Draining or resuming twice changes nothing."""
+        """Drain, resume or refresh a deployment, and note it.
+
+        Draining or resuming twice changes nothing.
+        """
         _, entries = await self._store.routing()
         if not self._is_configured(DEPLOYMENT, name) and not any(
             (one.kind, one.name) == (DEPLOYMENT, name) for one in entries
@@ -210,7 +226,9 @@ class RoutingEditor:
             raise ApiProblem(409, "already_exists", f"There is a {kind} {name!r} already: change it instead.") from None
 
     async def _refuse_what_leads_nowhere(self, kind: str, name: str, text: str) -> Added:
-        """Refuse an entry that is of no use among all others; return all entries that were added, with this one."""
+        """Refuse an entry that is of no use among all others; return all entries that were added,
+        with this one.
+        """
         _, entries = await self._store.routing()
         kept = [(one.kind, one.name, one.document) for one in entries if (one.kind, one.name) != (kind, name)]
         found = added(self._settings, [*kept, (kind, name, text)], looks_up=self._looks_up)
@@ -338,7 +356,9 @@ class DeploymentRoutes:
         return done
 
     async def set_state(self, trail: AuditTrail, verb: str, name: str) -> RoutingDone:
-        """Drain, resume or refresh a deployment; this process follows at once, the others within seconds."""
+        """Drain, resume or refresh a deployment; this process follows at once, the others within
+        seconds.
+        """
         done = await self._editor.set_state(trail, verb, name)
         await self._follow()
         return done

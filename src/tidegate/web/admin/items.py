@@ -27,7 +27,10 @@ class ItemDesk:
         self._items = JobItems(context.store, context.blobs)
 
     async def page(self, job: Job, wanted: ItemFilter, after: str | None, count_max: int) -> ItemPage:
-        """Return a page of items. A message may quote a request, so it is left out; the code stays."""
+        """Return a page of items.
+
+        A message may quote a request, so it is left out; the code stays.
+        """
         found = await self._items.page(job, wanted, after, count_max)
         if found is None:
             raise requests.unknown_cursor()

@@ -1,7 +1,8 @@
-"""API keys, which an operator makes, changes, rotates, revokes and deletes through these routes or by a command that
-holds the store.
+"""API keys, which an operator makes, changes, rotates, revokes and deletes through these routes or
+by a command that holds the store.
 
-A key is shown once, in the answer that makes it. Each change is noted in the audit, without secrets.
+A key is shown once, in the answer that makes it. Each change is noted in the audit, without
+secrets.
 """
 
 import unicodedata
@@ -61,8 +62,11 @@ class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The changes to a key; fields that are left out stay. An empty list of models, resources, addresses or
-    environments allows any, and 0 parallel calls allows as many as there are slots."""
+    """The changes to a key; fields that are left out stay.
+
+    An empty list of models, resources, addresses or environments allows any, and 0 parallel calls
+    allows as many as there are slots.
+    """
 
     scopes: list[str] | None = None
     models: list[str] | None = None
@@ -129,7 +133,9 @@ def check_wish(wish: KeyWish) -> None:
 
 
 def check_change(change: KeyChange) -> None:
-    """Refuse impossible names, scopes that do not exist, limits that limit nothing, and times in the past."""
+    """Refuse impossible names, scopes that do not exist, limits that limit nothing, and times in
+    the past.
+    """
     for name, names in (("models", change.models), ("resources", change.resources)):
         if len(names or ()) > MODELS_MAX or not all(_is_name(one) for one in names or ()):
             raise _bad(
@@ -196,7 +202,10 @@ async def _claim_pepper(store: Store, pepper: bytes) -> None:
 
 
 async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text: Secret) -> None:
-    """Store the key of the settings as the first key, for every call of a tenant. A store that has keys is left unchanged."""
+    """Store the key of the settings as the first key, for every call of a tenant.
+
+    A store that has keys is left unchanged.
+    """
     public_id = keys.public_id_of(text.reveal())
     if public_id is None:
         raise SettingsError("auth.bootstrap_key is no key; `tidegate keys generate` prints one.")
@@ -212,7 +221,10 @@ async def bootstrap_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, text
 
 
 async def rotate_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, key_id: str, rotation: KeyRotation) -> KeyMade:
-    """Make another secret for a key. Its id, its limits and its work stay; the former secret works for the grace."""
+    """Make another secret for a key.
+
+    Its id, its limits and its work stay; the former secret works for the grace.
+    """
     if keys.PUBLIC_ID.fullmatch(key_id):
         made = keys.remake(key_id, entropy.token_bytes(keys.RANDOM_BYTES))
         store = trail.noting("key.rotate", "key", key_id)
@@ -225,8 +237,11 @@ async def rotate_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, key_id:
 
 
 async def change_key(trail: AuditTrail, key_id: str, change: KeyChange) -> bool:
-    """Change what a key may do. The change holds everywhere within seconds, also for items of its batches that were not
-    sent yet."""
+    """Change what a key may do.
+
+    The change holds everywhere within seconds, also for items of its batches that were not sent
+    yet.
+    """
     check_change(change)
     store = trail.noting("key.change", "key", key_id)
     after_ms = change.expires_after_ms
@@ -244,13 +259,19 @@ async def change_key(trail: AuditTrail, key_id: str, change: KeyChange) -> bool:
 
 
 async def revoke_key(trail: AuditTrail, key_id: str) -> bool:
-    """Revoke a key; it stops working within seconds. Return False if there is no such key, or it is revoked already."""
+    """Revoke a key; it stops working within seconds.
+
+    Return False if there is no such key, or it is revoked already.
+    """
     store = trail.noting("key.revoke", "key", key_id)
     return bool(keys.PUBLIC_ID.fullmatch(key_id)) and await store.revoke_key(key_id)
 
 
 async def delete_keys(trail: AuditTrail, deletion: KeyDeletion) -> KeysDeleted:
-    """Delete a key, or all keys of an organization. The items of their batches that were not sent yet fail within seconds."""
+    """Delete a key, or all keys of an organization.
+
+    The items of their batches that were not sent yet fail within seconds.
+    """
     if (deletion.id is None) == (deletion.org is None):
         raise _bad("id", "Name the key to delete, or the organization whose keys are to go; not both.")
     if deletion.org is not None:
@@ -367,7 +388,10 @@ def _seconds(moment_ms: int | None) -> int | None:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether a text can be a name. It must be normalized, so that no two names look the same."""
+    """Return whether a text can be a name.
+
+    It must be normalized, so that no two names look the same.
+    """
     is_plain = text.isprintable() and text.strip() == text and unicodedata.is_normalized("NFC", text)
     return is_plain and 1 <= len(text) <= NAME_CHARS_MAX
 

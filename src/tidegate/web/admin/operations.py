@@ -1,5 +1,8 @@
-"""Operations: one action on every batch that matches a filter. A dry run shows what would change. A worker carries the
-operation out, and it can be watched and cancelled meanwhile."""
+"""Operations: one action on every batch that matches a filter.
+
+A dry run shows what would change. A worker carries the operation out, and it can be watched and
+cancelled meanwhile.
+"""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -30,8 +33,10 @@ ACTIONS: tuple[str, ...] = get_args(Action)
 
 
 class OperationFilter(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The batches of an operation: those that match every field, as in the list of batches. An empty filter matches
-    every batch that the action can change."""
+    """The batches of an operation: those that match every field, as in the list of batches.
+
+    An empty filter matches every batch that the action can change.
+    """
 
     org: str | None = None
     status: str | None = None
@@ -44,7 +49,10 @@ class OperationFilter(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
 
 
 class OperationWish(msgspec.Struct, forbid_unknown_fields=True):
-    """The action, and the filter of its batches. With `dry_run` nothing is changed, and the answer shows what would be."""
+    """The action, and the filter of its batches.
+
+    With `dry_run` nothing is changed, and the answer shows what would be.
+    """
 
     action: Action
     filter: OperationFilter

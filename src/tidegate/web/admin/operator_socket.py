@@ -28,7 +28,9 @@ _CLOSE_S = 1.0
 
 @asynccontextmanager
 async def operator_socket(app: ASGIApp, data_dir: Path) -> AsyncIterator[None]:
-    """Serve the app at the socket while the block runs; serve nothing if the file system has no sockets."""
+    """Serve the app at the socket while the block runs; serve nothing if the file system has no
+    sockets.
+    """
     server = Server(_Bridge(app).answer)
     async with AsyncExitStack() as stack:
         try:

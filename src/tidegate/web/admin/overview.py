@@ -45,8 +45,10 @@ class OpenBatches(msgspec.Struct, frozen=True):
 
 
 class EndedBatches(msgspec.Struct, frozen=True):
-    """Batches that ended with one status in the last hour, and their requests. Above 10,000 batches the counts are not
-    complete."""
+    """Batches that ended with one status in the last hour, and their requests.
+
+    Above 10,000 batches the counts are not complete.
+    """
 
     status: str
     batches: int
@@ -55,7 +57,10 @@ class EndedBatches(msgspec.Struct, frozen=True):
 
 
 class ModelBacklog(msgspec.Struct, frozen=True):
-    """The work that waits for a model, and its speed. `closed` is why this process sends it nothing now; empty while it may."""
+    """The work that waits for a model, and its speed.
+
+    `closed` is why this process sends it nothing now; empty while it may.
+    """
 
     model: str
     batches: int
@@ -79,11 +84,12 @@ class StuckBatch(msgspec.Struct, frozen=True):
 
 
 class DeploymentHealth(msgspec.Struct, frozen=True):
-    """The health of a deployment in this process, or as reported by a worker that found it unhealthy. `in_flight`
-    counts background calls. It `serves` interactive calls, batches or both.
+    """The health of a deployment in this process, or as reported by a worker that found it
+    unhealthy. `in_flight` counts background calls. It `serves` interactive calls, batches or both.
 
-    `tide` is what running processes reported about its room beside interactive calls, and `tide_calls` is how many background calls
-    they allow there (0: not known). Calls `everywhere` are those of all processes.
+    `tide` is what running processes reported about its room beside interactive calls, and
+    `tide_calls` is how many background calls they allow there (0: not known). Calls `everywhere`
+    are those of all processes.
     """
 
     name: str
@@ -116,8 +122,10 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 class WorkerShown(msgspec.Struct, frozen=True):
-    """One incarnation of a process: `alive`, `lost` (its heartbeat stopped) or `gone`. Times are unix seconds.
-    `trouble` is what keeps it from running items; empty without trouble."""
+    """One incarnation of a process: `alive`, `lost` (its heartbeat stopped) or `gone`.
+
+    Times are unix seconds. `trouble` is what keeps it from running items; empty without trouble.
+    """
 
     id: str
     object: str
@@ -131,7 +139,10 @@ class WorkerShown(msgspec.Struct, frozen=True):
 
 
 class FlowShown(msgspec.Struct, frozen=True):
-    """The queue of one share owner for one model. `served` is its weighted service; the flow with the least goes next."""
+    """The queue of one share owner for one model.
+
+    `served` is its weighted service; the flow with the least goes next.
+    """
 
     object: str
     model: str
@@ -158,7 +169,10 @@ class OrgShown(msgspec.Struct, frozen=True):
 
 
 class ModelCapacity(msgspec.Struct, frozen=True):
-    """What this process could send to a model now. `closed` is why nothing may be sent; empty while something may."""
+    """What this process could send to a model now.
+
+    `closed` is why nothing may be sent; empty while something may.
+    """
 
     object: str
     model: str
@@ -292,7 +306,8 @@ def _limit_text(limit: Limit) -> str:
 
 
 def worker_shown(row: dict[str, Any]) -> WorkerShown:
-    # Only a worker declares another one gone; until then a process without a heartbeat is shown as lost.
+    # Only a worker declares another one gone; until then a process without a heartbeat is shown as
+    # lost.
     is_lost = row["state"] == WorkerState.ALIVE and row["alive_until"] <= row["now"]
     return WorkerShown(
         row["id"],

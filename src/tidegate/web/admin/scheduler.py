@@ -27,14 +27,19 @@ _PATH = "/admin/v1/scheduler"
 
 
 class SchedulerWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The modes to switch. A mode that is left out stays; `configured` returns to that of the settings."""
+    """The modes to switch.
+
+    A mode that is left out stays; `configured` returns to that of the settings.
+    """
 
     mode: Mode | Literal["configured"] | None = None
     shadow_mode: ShadowMode | Literal["configured"] | None = None
 
 
 class SchedulerStatus(msgspec.Struct, frozen=True):
-    """The modes in force, whether each was switched at run time, and this process's counts, if it has a worker."""
+    """The modes in force, whether each was switched at run time, and this process's counts, if it
+    has a worker.
+    """
 
     mode: str
     shadow_mode: str

@@ -28,8 +28,11 @@ class UsageRoutes:
         return [Guarded("GET", "/admin/v1/usage", READ, self.usage)]
 
     async def usage(self, request: Request, caller: Caller) -> Response:
-        """Export usage. The query has `by`, `from` and `to` (UTC days, both included), `org` and `format`, as in
-        `tidegate usage`."""
+        """Export usage.
+
+        The query has `by`, `from` and `to` (UTC days, both included), `org` and `format`, as in
+        `tidegate usage`.
+        """
         query = request.query_params
         requests.refuse_unknown(query, ("by", "format", "from", "org", "to"))
         by = [name for name in (requests.one(query, "by") or BY).split(",") if name]

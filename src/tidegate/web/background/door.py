@@ -1,4 +1,7 @@
-"""The front door of background responses. They are created at the door of interactive calls, and read here."""
+"""The front door of background responses.
+
+They are created at the door of interactive calls, and read here.
+"""
 
 from typing import TYPE_CHECKING
 

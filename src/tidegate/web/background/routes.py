@@ -1,8 +1,9 @@
-"""Background responses: `background: true` on POST /v1/responses makes a job of one item, which outlives this process
-and the client.
+"""Background responses: `background: true` on POST /v1/responses makes a job of one item, which
+outlives this process and the client.
 
-A response is built from its job: the request is the job's input, and the answer is the one line of its result files.
-Nothing else is kept, so budgets, guardrails, retries, deadlines and restarts work as for a batch of one line.
+A response is built from its job: the request is the job's input, and the answer is the one line of
+its result files. Nothing else is kept, so budgets, guardrails, retries, deadlines and restarts work
+as for a batch of one line.
 """
 
 import functools
@@ -39,7 +40,8 @@ SCOPE = "inference"
 _HEAD = b'{"custom_id":"response","method":"POST","url":"/v1/responses","body":'
 _TAIL = b"}\n"
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
-# The parameters of OpenAI's API for reading a response; only `stream` would change the answer, and is refused.
+# The parameters of OpenAI's API for reading a response; only `stream` would change the answer, and
+# is refused.
 _READ_PARAMETERS = ("include", "include[]", "include_obfuscation", "starting_after", "stream")
 
 
@@ -63,8 +65,11 @@ class BackgroundRoutes:
     async def create(
         self, request: Request, caller: Caller, body: bytes, interactive_after_s: int | None = None
     ) -> Response:
-        """Accept a background response. `body` is the request as the model server gets it. After `interactive_after_s`
-        it is sent like an interactive call."""
+        """Accept a background response.
+
+        `body` is the request as the model server gets it. After `interactive_after_s` it is sent
+        like an interactive call.
+        """
         request.scope[LIMIT_HEADERS] = functools.partial(self._rooms.headers, caller, is_creation=False)
         key = requests.idempotency_key(request)
         limits = self._settings.limits
@@ -113,7 +118,10 @@ class BackgroundRoutes:
         return Response(await self._shown(job), media_type="application/json")
 
     async def delete(self, request: Request, caller: Caller) -> Response:
-        """Hide a response at once. Its bytes are deleted with it, or when its open call has ended."""
+        """Hide a response at once.
+
+        Its bytes are deleted with it, or when its open call has ended.
+        """
         job = await self._job(request, caller)
         if not await self._reception.replayed(lambda: self._store.delete_response(caller.tenant_id, job.id)):
             raise _absent(request)
@@ -131,7 +139,9 @@ class BackgroundRoutes:
         return job
 
     async def _answer_within(self, request: Request, job: Job) -> Response:
-        """Return the response in its present state; if the client prefers to wait, once it is final or the time is over."""
+        """Return the response in its present state; if the client prefers to wait, once it is final
+        or the time is over.
+        """
         wait_s = preferred_wait_s(request)
         is_waited = wait_s > 0 and self._wait.has_room(job)
         if is_waited and not shapes.is_final(job):

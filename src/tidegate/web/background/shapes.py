@@ -48,7 +48,9 @@ class ResponseDeleted(msgspec.Struct):
 
 
 def response_id(job_id: str) -> str:
-    """Return the id of the response that a job makes: the job `batch_X` makes the response `resp_X`."""
+    """Return the id of the response that a job makes: the job `batch_X` makes the response
+    `resp_X`.
+    """
     return _PREFIX + job_id.removeprefix(_JOB_PREFIX)
 
 
@@ -58,7 +60,10 @@ def job_id_of(text: str) -> str:
 
 
 def is_final(job: Job) -> bool:
-    """Return whether the response will not change any more. A cancel is final at once, whatever an open call still brings."""
+    """Return whether the response will not change any more.
+
+    A cancel is final at once, whatever an open call still brings.
+    """
     return job.closing is JobState.CANCELLED or bool(job.done_count) or job.state in JOB_ENDED
 
 
@@ -87,7 +92,9 @@ def unanswered(job: Job, request: bytes, status: str, error: ResponseError | Non
 
 
 def answered(job: Job, answer: bytes, tier: str | None) -> bytes:
-    """Return the model server's answer with our id and the tier that served it; the bytes of all other values stay."""
+    """Return the model server's answer with our id and the tier that served it; the bytes of all
+    other values stay.
+    """
     ours = {
         "id": response_id(job.id),
         "created_at": job.created_at // 1000,

@@ -20,8 +20,11 @@ class CallbackBodies:
         self._body_bytes_max = body_bytes_max
 
     async def event_body(self, delivery: LeasedDelivery) -> bytes:
-        """Return the body of an event. If it would be too large, it omits the answer and names what it omits. For a
-        deleted batch or deleted results it has only the ids."""
+        """Return the body of an event.
+
+        If it would be too large, it omits the answer and names what it omits. For a deleted batch
+        or deleted results it has only the ids.
+        """
         job = await self._store.any_job(delivery.job_id)
         notes = shapes.notes_of(job) if job is not None else None
         if job is None or notes is None:

@@ -24,7 +24,8 @@ from tidegate.web.jobs.event_stream import EventSource
 
 CREATED = 1
 ROWS_MAX = 32
-# The items that are read at once for one reader, fewer if they are large: a slow reader takes no more memory than this.
+# The items that are read at once for one reader, fewer if they are large: a slow reader takes no
+# more memory than this.
 CHUNK_ITEMS = 64
 CHUNK_BYTES = 262_144
 PIECE_BYTES = 16_384
@@ -132,7 +133,9 @@ class ItemEvents(EventSource):
 
 
 def _chunk_items(job: Job) -> int:
-    """Return how many running items are read at once, by the size of their requests, or of their results once the job ended."""
+    """Return how many running items are read at once, by the size of their requests, or of their
+    results once the job ended.
+    """
     item_bytes = (job.work_bytes + job.output_bytes + job.error_bytes) // max(1, job.item_count)
     return max(1, min(CHUNK_ITEMS, CHUNK_BYTES // max(1, item_bytes)))
 

@@ -22,7 +22,8 @@ from tidegate.web.jobs.inline_list import InlineList, bad, invalid
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 OTHER_FIELDS = ("type", "callbackOptions", "capacity")
-# The most bytes that a line adds to its request, without the names of the resource and the endpoint.
+# The most bytes that a line adds to its request, without the names of the resource and the
+# endpoint.
 FRAME_BYTES = 512
 # Fields of a request that the resource determines.
 DECIDED = ("model", "stream", "vmx")
@@ -47,7 +48,10 @@ _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 class InlineItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """One item of a create. `endpoint` is our own field: it names the API of a request whose fields do not show it."""
+    """One item of a create.
+
+    `endpoint` is our own field: it names the API of a request whose fields do not show it.
+    """
 
     resource_id: str
     request: Raw
@@ -55,7 +59,9 @@ class InlineItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 class ItemName(NamedTuple):
-    """A line's custom_id: the item's index in the create, and the place of its request in the input file."""
+    """A line's custom_id: the item's index in the create, and the place of its request in the input
+    file.
+    """
 
     place: int
     at: int
@@ -149,7 +155,10 @@ class InlineItems:
         return self._written(item.endpoint or endpoint_of(fields), body_of(item.resource_id, fields))
 
     def _written(self, endpoint: str, body: bytes) -> bytes:
-        """Return the input line of an item. Its name has a fixed size, so that the place of the request is known beforehand."""
+        """Return the input line of an item.
+
+        Its name has a fixed size, so that the place of the request is known beforehand.
+        """
         tail = b'","method":"POST","url":"%b","body":' % endpoint.encode()
         begin = self._written_bytes + _NAME_END + len(tail)
         name = ItemName(self.count, begin, len(body)).text()

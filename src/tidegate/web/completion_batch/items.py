@@ -79,7 +79,9 @@ _decode_error = msgspec.json.Decoder(_ModelServerError).decode
 
 
 class OpenItems(msgspec.Struct, frozen=True):
-    """The state of items without a result: spans that workers lease, tries so far, and items that wait for another try."""
+    """The state of items without a result: spans that workers lease, tries so far, and items that
+    wait for another try.
+    """
 
     leased: Sequence[tuple[int, int]] = ()
     tries: dict[int, int] = msgspec.field(default_factory=dict)
@@ -99,8 +101,10 @@ class ItemReader:
         self._blobs = blobs
 
     async def keeps_results(self, job: Job) -> bool:
-        """Return whether a job's results still exist. Those of an ended job are deleted with their files, by the owner
-        or by age."""
+        """Return whether a job's results still exist.
+
+        Those of an ended job are deleted with their files, by the owner or by age.
+        """
         if job.state not in JOB_ENDED:
             return True
         for file_id, size_bytes in ((job.output_file_id, job.output_bytes), (job.error_file_id, job.error_bytes)):
@@ -109,10 +113,13 @@ class ItemReader:
         return True
 
     async def one(self, job: Job, notes: DoorNotes, number: int) -> ItemEntity | None:
-        """Return the item with this number in its present state; None if there is none, or it is not known any more."""
+        """Return the item with this number in its present state; None if there is none, or it is
+        not known any more.
+        """
         if not await self.keeps_results(job):
             return None
-        # Read this before the result: otherwise an item that is done in between would look as if it had not begun.
+        # Read this before the result: otherwise an item that is done in between would look as if it
+        # had not begun.
         state = open_items(await self._store.leased_spans(job.id), await self._store.item_tries(job.id, number, 1))
         for place in await self._store.item_places(job.id, number, 1):
             read = await self._result_lines(job, [place])
@@ -131,7 +138,9 @@ class ItemReader:
         return _open_entity(job, entity, number, state)
 
     async def running(self, job: Job, notes: DoorNotes, first: int, count: int) -> list[ItemEntity]:
-        """Return these items as they were when they began to run; none if they are not known any more."""
+        """Return these items as they were when they began to run; none if they are not known any
+        more.
+        """
         if not await self.keeps_results(job):
             return []
         lines = await self._open_lines(job, first, count)
@@ -159,7 +168,10 @@ class ItemReader:
     async def results(
         self, job: Job, file_id: str, start: int, end: int
     ) -> AsyncGenerator[tuple[PlacedLine, StoredResult], None]:
-        """Yield the results between two line ends of a result file. A damaged line gives a result that reports the damage."""
+        """Yield the results between two line ends of a result file.
+
+        A damaged line gives a result that reports the damage.
+        """
         name = stored_lines.OUTPUT if file_id == job.output_file_id else stored_lines.ERRORS
         stream = file_bytes(self._store, self._blobs, file_id, start, end)
         async with aclosing(stream), aclosing(StoredLines(self._store, job, name).all(start, stream)) as lines:
@@ -167,11 +179,12 @@ class ItemReader:
                 yield stored, _result_of(stored.line, stored.text)
 
     async def all(self, job: Job, notes: DoorNotes, state: OpenItems) -> AsyncGenerator[bytes, None]:
-        """Yield every item in the order of the create, each as JSON; nothing before ingest is done or once the results
-        are deleted.
+        """Yield every item in the order of the create, each as JSON; nothing before ingest is done
+        or once the results are deleted.
 
-        The items of a job that ended before ingest are built from the input alone. `state` must be of the same moment
-        as the job."""
+        The items of a job that ended before ingest are built from the input alone. `state` must be
+        of the same moment as the job.
+        """
         if not await self.keeps_results(job):
             return
         if job.work_blob_id is None:
@@ -224,14 +237,17 @@ class ItemReader:
                 # After its lines the work file has the input line of each item.
                 trailer = await self._blobs.read(job.work_blob_id, job.work_bytes, 4 * job.item_count)
             except BlobMissing:
-                # The work file is deleted when its job ends, so the results without a name are assigned in order.
+                # The work file is deleted when its job ends, so the results without a name are
+                # assigned in order.
                 places.number_by_order()
             else:
                 places.number_by(trailer)
         return places
 
     async def _windows(self, job: Job, places: "_ResultPlaces") -> AsyncGenerator[tuple[int, list[bytes]], None]:
-        """Yield the lines of the input in windows, with the index of the first line; empty lines once the input is deleted."""
+        """Yield the lines of the input in windows, with the index of the first line; empty lines
+        once the input is deleted.
+        """
         file = await self._store.get_file(job.tenant_id, job.input_file_id)
         read = _no_lines(len(places.which))
         if file is not None:
@@ -277,13 +293,18 @@ class ItemReader:
         return [found[one] for one in places if one in found]
 
     async def _requests_of(self, job: Job, read: Sequence[StoredResult]) -> list[bytes | None]:
-        """Return the requests of these results; None for a result without a name, and once the input is deleted."""
+        """Return the requests of these results; None for a result without a name, and once the
+        input is deleted.
+        """
         names = [read_name(one.custom_id) for one in read]
         known = iter(await self._requests(job, [name for name in names if name is not None]))
         return [next(known) if name is not None else None for name in names]
 
     async def _request_in(self, job: Job, line: bytes) -> bytes | None:
-        """Return the request of a line of the work file. A line that ingest wrote about a bad request only names it."""
+        """Return the request of a line of the work file.
+
+        A line that ingest wrote about a bad request only names it.
+        """
         if not is_whole(line):
             return None
         read = _decode_input(line)
@@ -293,7 +314,9 @@ class ItemReader:
         return (await self._requests(job, [name]))[0] if name is not None else None
 
     async def _requests(self, job: Job, names: Sequence[ItemName]) -> list[bytes | None]:
-        """Return the requests of these items; None for a damaged one, and once the input is deleted."""
+        """Return the requests of these items; None for a damaged one, and once the input is
+        deleted.
+        """
         file = await self._store.get_file(job.tenant_id, job.input_file_id) if names else None
         if file is None:
             return [None] * len(names)
@@ -391,15 +414,18 @@ class _ResultPlaces:
 
 
 def when(moments: Sequence[RecordedTo], place: OutcomePlace, *, is_error: bool | None = None) -> int:
-    """Return the moment at which the line at this place of a result file was recorded; 0 if it is not known."""
+    """Return the moment at which the line at this place of a result file was recorded; 0 if it is
+    not known.
+    """
     error = place.outcome != "answered" if is_error is None else is_error
     at = bisect_right(moments, place.at, key=lambda one: one.error_to if error else one.output_to)
     return moments[at].happened_at if at < len(moments) else 0
 
 
 def _body_of(line: bytes, index: int) -> bytes | None:
-    """Return the request in this line of the input; None if the line is damaged, missing, or another item's because of
-    damage before it."""
+    """Return the request in this line of the input; None if the line is damaged, missing, or
+    another item's because of damage before it.
+    """
     read = _decode_input(line) if line and is_whole(line) else None
     name = None if read is None else read_name(read.custom_id)
     return bytes(read.body) if read is not None and name is not None and name.place == index else None

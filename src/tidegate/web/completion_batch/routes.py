@@ -1,7 +1,8 @@
-"""The completion-batch API, made of jobs: inline items become an input file, and from there on the job is like any other.
+"""The completion-batch API, made of jobs: inline items become an input file, and from there on the
+job is like any other.
 
-A workspace is a tenant, by its id or its name, and an environment is a name within it. This door shows only batches
-that it made.
+A workspace is a tenant, by its id or its name, and an environment is a name within it. This door
+shows only batches that it made.
 """
 
 import contextlib
@@ -129,7 +130,8 @@ class CompletionBatchRoutes:
         if not shows_items:
             return json_answer(entity)
         stream = self._with_items(entity, self._reader.all(job, notes, state))
-        # Fetch the first piece before the head goes out, so that unreachable storage is still a 503.
+        # Fetch the first piece before the head goes out, so that unreachable storage is still a
+        # 503.
         first = await anext(stream)
         return content.Download(first, stream, 200, {}, "application/json")
 
@@ -179,7 +181,9 @@ class CompletionBatchRoutes:
         return await self._creation.create_inline(caller, wanted, key, _file_key(key))
 
     async def _events_behind(self, job: Job, notes: DoorNotes, position: int) -> ItemEvents | None:
-        """Return the events of a batch after this position; None if there are no more and will be none."""
+        """Return the events of a batch after this position; None if there are no more and will be
+        none.
+        """
         total = await self._store.job_event_total(job.id)
         if position > total + (job.state in JOB_ENDED):
             raise _bad_event()
@@ -190,7 +194,9 @@ class CompletionBatchRoutes:
         return ItemEvents(self._store, self._reader, notes, position)
 
     async def _place(self, request: Request, caller: Caller) -> tuple[str, str]:
-        """Return the workspace and the environment of a create; refuse those that the caller may not use."""
+        """Return the workspace and the environment of a create; refuse those that the caller may
+        not use.
+        """
         workspace, environment = _named(request)
         if not await self._owns(caller, workspace):
             message = "There is no such workspace. It is the id or the name of the tenant that your key belongs to."
@@ -207,7 +213,9 @@ class CompletionBatchRoutes:
         return workspace == caller.tenant_id or workspace == await self._store.tenant_name(caller.tenant_id)
 
     async def _progress(self, request: Request, caller: Caller) -> tuple[Job, DoorNotes, int]:
-        """Return the caller's batch in the environment that the path names, and how many of its items are running."""
+        """Return the caller's batch in the environment that the path names, and how many of its
+        items are running.
+        """
         workspace, environment = _named(request)
         job_id = str(request.path_params["completion_batch_id"])
         if not ids.is_valid("batch", job_id) or not await self._owns(caller, workspace):
@@ -243,7 +251,10 @@ class CompletionBatchRoutes:
 
     @contextlib.asynccontextmanager
     async def _received(self, request: Request, caller: Caller) -> AsyncIterator[tuple[Upload, InlineItems]]:
-        """Receive all items as the lines of an upload. The upload is thrown away if the block fails."""
+        """Receive all items as the lines of an upload.
+
+        The upload is thrown away if the block fails.
+        """
         intake: Intake = request.scope["tidegate.intake"]
         settings = self._context.settings
         limits = settings.limits
@@ -293,7 +304,10 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 def _file_key(key: str | None) -> str | None:
-    """Return the idempotency key of a create's input. It has a space, so no key of the caller's own uploads can be equal."""
+    """Return the idempotency key of a create's input.
+
+    It has a space, so no key of the caller's own uploads can be equal.
+    """
     return f"{key} {FILENAME}" if key else None
 
 

@@ -19,8 +19,10 @@ CANCELLED_MESSAGE = "batch_cancelled: This request was not executed because the 
 
 
 class CallbackShown(msgspec.Struct, rename="camel"):
-    """A callback as reads show it: the names of its headers, without their values. Only the answer to the create has
-    the signing secret."""
+    """A callback as reads show it: the names of its headers, without their values.
+
+    Only the answer to the create has the signing secret.
+    """
 
     url: str
     events: list[str]
@@ -178,7 +180,10 @@ def created_entity(job: Job, notes: DoorNotes) -> BatchEntity:
 
 
 def batch_entity(job: Job, notes: DoorNotes, running: int) -> BatchEntity:
-    """Return a batch in its present state. `running` is the number of items that workers are running."""
+    """Return a batch in its present state.
+
+    `running` is the number of items that workers are running.
+    """
     has_ended = job.state in JOB_ENDED
     status = batch_status(job, running)
     failed, cancelled = job.failed_count + job.expired_count, job.cancelled_count

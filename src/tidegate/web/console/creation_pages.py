@@ -1,6 +1,8 @@
-"""Pages that make a batch from a file in two steps: upload the file and show what a batch would be, then create it.
+"""Pages that make a batch from a file in two steps: upload the file and show what a batch would be,
+then create it.
 
-The file goes straight to the blobs, whatever its size. Nothing is sent to a model before the second step.
+The file goes straight to the blobs, whatever its size. Nothing is sent to a model before the second
+step.
 """
 
 from typing import Any
@@ -153,7 +155,9 @@ def _require_write(visitor: Visitor) -> None:
 
 
 def _asked(query: QueryParams) -> dict[str, str]:
-    """Return the fields of a form; refuse one that is given twice, and a file's id that cannot exist."""
+    """Return the fields of a form; refuse one that is given twice, and a file's id that cannot
+    exist.
+    """
     asked = {name: requests.one(query, name) or "" for name in ("file", *FIELDS)}
     if not ids.is_valid("file", asked["file"]):
         name = shown_id(asked["file"])

@@ -1,4 +1,6 @@
-"""The checks before every page of the console: the visitor, the origin of forms, and refusals as pages."""
+"""The checks before every page of the console: the visitor, the origin of forms, and refusals as
+pages.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -51,7 +53,9 @@ class ConsoleGuard:
         return Route(path, answer, methods=[method])
 
     async def form(self, request: Request, visitor: Visitor) -> dict[str, str]:
-        """Return a form's fields; refuse a form from elsewhere, or of a visitor who may not change things."""
+        """Return a form's fields; refuse a form from elsewhere, or of a visitor who may not change
+        things.
+        """
         form = await form_of(request)
         self.admit(request, visitor, form.get("csrf"))
         return form

@@ -1,5 +1,6 @@
-"""Pages about the requests of a batch: their outcomes and, for visitors whose key allows it, a request with its
-response, and results."""
+"""Pages about the requests of a batch: their outcomes and, for visitors whose key allows it, a
+request with its response, and results.
+"""
 
 import contextlib
 import json
@@ -97,7 +98,10 @@ def _require_content(visitor: Visitor) -> None:
 
 
 def _pretty(raw: msgspec.Raw) -> str:
-    """Return JSON with a field on each line; text that is not JSON stays unchanged. Both are cut to a bounded length."""
+    """Return JSON with a field on each line; text that is not JSON stays unchanged.
+
+    Both are cut to a bounded length.
+    """
     text = bytes(raw).decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)

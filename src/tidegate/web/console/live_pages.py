@@ -1,8 +1,9 @@
 """Live pages: server-sent events bring the part of an open page that changed.
 
-A stream looks as often as its page asks and sends only changes. Each look checks the session again, so a stream ends
-with its session, its key or this process; a browser then connects again by itself. The same address serves the whole
-page to a browser that asks for a page, so it works without script.
+A stream looks as often as its page asks and sends only changes. Each look checks the session again,
+so a stream ends with its session, its key or this process; a browser then connects again by itself.
+The same address serves the whole page to a browser that asks for a page, so it works without
+script.
 """
 
 import asyncio
@@ -70,8 +71,9 @@ class LivePages:
         self._open_count = 0
 
     def stream(self, request: Request, live: LivePage) -> Response:
-        """Return the events of a page: `state` with the changed part, `trouble` with why there is none, `signed-out`
-        and `end`."""
+        """Return the events of a page: `state` with the changed part, `trouble` with why there is
+        none, `signed-out` and `end`.
+        """
         return Download(_OPENING, self._events(request, live), 200, STREAM_HEADERS, MEDIA_TYPE)
 
     async def _events(self, request: Request, live: LivePage) -> AsyncGenerator[bytes, None]:

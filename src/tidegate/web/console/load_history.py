@@ -1,7 +1,8 @@
-"""The data of the overview's charts: requests and tokens a second, and the calls at each deployment, now and lately.
+"""The data of the overview's charts: requests and tokens a second, and the calls at each
+deployment, now and lately.
 
-Rates come from the store's counts by minute, so they are those of all processes. The calls of deployments are kept only
-here, while the overview is open; nothing is stored for them.
+Rates come from the store's counts by minute, so they are those of all processes. The calls of
+deployments are kept only here, while the overview is open; nothing is stored for them.
 """
 
 from collections import deque
@@ -13,7 +14,8 @@ from tidegate.web.admin.overview import DeploymentHealth
 
 SAMPLES_MAX = 240
 SAMPLE_MS_MIN = 1_500
-# After a longer pause the rate is that of the present minute, or of two minutes if the present one has just begun.
+# After a longer pause the rate is that of the present minute, or of two minutes if the present one
+# has just begun.
 PAUSE_MS = 60_000
 MINUTE_MS = 60_000
 MINUTE_MS_MIN = 10_000
@@ -23,8 +25,11 @@ Counts = dict[int, tuple[int, int]]
 
 
 class LoadPoint(msgspec.Struct, frozen=True):
-    """One moment, in unix seconds. `deployments` has, by name, the background calls, those that the tide allows (0: not
-    known) and the interactive calls."""
+    """One moment, in unix seconds.
+
+    `deployments` has, by name, the background calls, those that the tide allows (0: not known) and
+    the interactive calls.
+    """
 
     at: float
     requests: float
@@ -66,8 +71,10 @@ class LoadHistory:
 
 
 def rates_between(before_ms: int, before: Counts, now_ms: int, now: Counts) -> tuple[float, float]:
-    """Return requests and tokens a second since the last look. After a pause, return those of the present minute, or of
-    two if it has just begun."""
+    """Return requests and tokens a second since the last look.
+
+    After a pause, return those of the present minute, or of two if it has just begun.
+    """
     if not 0 < now_ms - before_ms < PAUSE_MS:
         items, tokens = now.get(now_ms // MINUTE_MS, (0, 0))
         span_ms = now_ms % MINUTE_MS

@@ -1,4 +1,6 @@
-"""Pages about operations: what an action on a filter would change, the progress of an operation, and the list of all."""
+"""Pages about operations: what an action on a filter would change, the progress of an operation,
+and the list of all.
+"""
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request

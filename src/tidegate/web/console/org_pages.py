@@ -1,4 +1,7 @@
-"""Pages about organizations: their budgets, spend, keys and webhooks. Keys are made and revoked here."""
+"""Pages about organizations: their budgets, spend, keys and webhooks.
+
+Keys are made and revoked here.
+"""
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response

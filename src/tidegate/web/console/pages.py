@@ -1,4 +1,7 @@
-"""The pages of the console. They use the same verbs as the admin API, and each change is noted in the audit."""
+"""The pages of the console.
+
+They use the same verbs as the admin API, and each change is noted in the audit.
+"""
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -151,7 +154,8 @@ class ConsolePages:
             "batches": shown,
             "older": older,
             "asked": {name: given.get(name, "") for name in (*FILTERS, "org")},
-            # For an action on every batch that matches: with all filters, or it would match more batches.
+            # For an action on every batch that matches: with all filters, or it would match more
+            # batches.
             "filters": {name: value for name, value in given.items() if name not in ("after", "sort")},
             "sort": sort,
             "sorts": _SORTS,
@@ -216,7 +220,9 @@ class ConsolePages:
         return LiveView("console/queues.html", values)
 
     async def _waiting(self, models: list[str]) -> list[tuple[Job, str, list[str]]]:
-        """Return the newest open batches of these models with their organizations, and why each waits or runs."""
+        """Return the newest open batches of these models with their organizations, and why each
+        waits or runs.
+        """
         found: list[tuple[Job, str, list[str]]] = []
         for model in models[:EXPLAINED_MODELS_MAX]:
             wanted = JobFilter(status=JobState.IN_PROGRESS, model=model)

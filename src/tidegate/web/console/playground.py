@@ -1,4 +1,6 @@
-"""The playground: one interactive call to a model, like any caller's, counted for the organization of the visitor's key."""
+"""The playground: one interactive call to a model, like any caller's, counted for the organization
+of the visitor's key.
+"""
 
 import contextlib
 import json

@@ -1,8 +1,10 @@
-"""Sessions of the console: for the holder of a key with an admin scope or, while there is no key, a program on this machine.
+"""Sessions of the console: for the holder of a key with an admin scope or, while there is no key, a
+program on this machine.
 
-A session is a cookie with a key's id, an end and a nonce, under a MAC that also covers the key's stored hash. No
-session is stored, every process can check it, and it ends when the key is rotated, revoked, deleted or expired. Only
-the nonces of sessions that were signed out are stored. The API never reads the cookie.
+A session is a cookie with a key's id, an end and a nonce, under a MAC that also covers the key's
+stored hash. No session is stored, every process can check it, and it ends when the key is rotated,
+revoked, deleted or expired. Only the nonces of sessions that were signed out are stored. The API
+never reads the cookie.
 """
 
 import hmac
@@ -30,9 +32,11 @@ _SEPARATOR = "."
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """A person who may see the console; with `may_write` also change things, and with `may_read_content` also read
-    requests and responses. `csrf` must come with each change. Without keys there is no `key_id`. `holder` is the caller
-    that the key stands for, and `address` the person's address."""
+    """A person who may see the console; with `may_write` also change things, and with
+    `may_read_content` also read requests and responses. `csrf` must come with each change. Without
+    keys there is no `key_id`. `holder` is the caller that the key stands for, and `address` the
+    person's address.
+    """
 
     key_id: str | None
     may_write: bool
@@ -82,7 +86,10 @@ class Sessions:
         return named + _SEPARATOR + self._mac(named, bytes(row["secret_hash"]))
 
     async def sign_out(self, request: Request) -> None:
-        """End the session of this request's cookie in every process. The cookie must have been checked."""
+        """End the session of this request's cookie in every process.
+
+        The cookie must have been checked.
+        """
         _, nonce, ends_s, _ = request.cookies[COOKIE].split(_SEPARATOR)
         await self._store.end_session(nonce, int(ends_s) * 1000)
 
@@ -149,7 +156,9 @@ def refuse_foreign(request: Request) -> None:
 def _is_ours(request: Request) -> bool:
     """Return whether one of our own pages sent this.
 
-    Our referrer policy makes a browser send the origin `null`; then Sec-Fetch-Site tells whether the page is ours."""
+    Our referrer policy makes a browser send the origin `null`; then Sec-Fetch-Site tells whether
+    the page is ours.
+    """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None and site != "same-origin":
         return False

@@ -1,4 +1,7 @@
-"""The front door of interactive calls. The app makes its routes, because the console's playground calls through them too."""
+"""The front door of interactive calls.
+
+The app makes its routes, because the console's playground calls through them too.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

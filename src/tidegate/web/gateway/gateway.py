@@ -1,7 +1,9 @@
-"""Interactive calls: OpenAI's endpoints and Anthropic's messages over the same deployments, keys and budgets as batches.
+"""Interactive calls: OpenAI's endpoints and Anthropic's messages over the same deployments, keys
+and budgets as batches.
 
-The gateway checks the caller and the request, and passes the call to the router; it does not read bodies and answers
-beyond that. An answer never has anything of another tenant: a call looks up nothing but its own key.
+The gateway checks the caller and the request, and passes the call to the router; it does not read
+bodies and answers beyond that. An answer never has anything of another tenant: a call looks up
+nothing but its own key.
 """
 
 import functools
@@ -63,7 +65,10 @@ class GatewayRoutes:
         return [Guarded("POST", endpoint, SCOPE, functools.partial(self.call, endpoint)) for endpoint in ENDPOINTS]
 
     async def call(self, endpoint: str, request: Request, caller: Caller) -> Response:
-        """Read one call and answer it. `endpoint` is the path of the route, and also of the upstream call."""
+        """Read one call and answer it.
+
+        `endpoint` is the path of the route, and also of the upstream call.
+        """
         wish = await interactive_request_of(
             request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max
         )
@@ -117,8 +122,9 @@ class GatewayRoutes:
         return ProxyResponse(opened, dialect, clock, wish.model, request_id, judged, judge_stream)
 
     def _bounds(self, tenant: str, caller: Caller) -> tuple[tuple[Budget, ...], tuple[tuple[str, int], ...]]:
-        """Return the budgets that bind a caller's calls, and the most open calls for each name that is counted; both
-        include those of the key."""
+        """Return the budgets that bind a caller's calls, and the most open calls for each name that
+        is counted; both include those of the key.
+        """
         if not (self._tenants.bind_calls or caller.limits or caller.parallel_max):
             return (), ()
         policy = self._tenants.of(tenant)

@@ -40,7 +40,9 @@ async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:
 
 
 async def guarded_stream(guard: Guard, about: About, response: UpstreamResponse, dialect: Dialect) -> bytes:
-    """Return a whole stream as the rules let it be passed on: its own bytes, or a new stream of an answer that a rule changed."""
+    """Return a whole stream as the rules let it be passed on: its own bytes, or a new stream of an
+    answer that a rule changed.
+    """
     endpoint = dialect.endpoint
     whole = WholeAnswer(endpoint, response.bytes_max)
     try:

@@ -16,16 +16,19 @@ from tidegate.web.gateway.dialects import RESPONSES
 from tidegate.web.http.intake import Intake
 
 FLEX = "flex"
-# The tiers of OpenAI's clients. In the background all are served alike, and the answer names the tier that served.
+# The tiers of OpenAI's clients. In the background all are served alike, and the answer names the
+# tier that served.
 TIERS = ("auto", "default", FLEX, "priority", "scale")
 READ_HERE_BYTES_MAX = 1 << 20
 
-# Fields that may occur only once: readers differ in which one counts, and here it decides which call is paid for.
+# Fields that may occur only once: readers differ in which one counts, and here it decides which
+# call is paid for.
 INTERACTIVE_AFTER = "interactive_after_seconds"
 INTERACTIVE_AFTER_S_MAX = 86_400
 _READ_ONCE = ("model", "stream", "service_tier", "background", INTERACTIVE_AFTER)
 _QUOTED = tuple(f'"{name}"'.encode() for name in _READ_ONCE)
-# Honest clients do not escape plain letters; a body with such an escape may hide a name, and is read with care.
+# Honest clients do not escape plain letters; a body with such an escape may hide a name, and is
+# read with care.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
 
@@ -37,8 +40,11 @@ class _InteractiveBody(msgspec.Struct):
 
 
 class InteractiveRequest(NamedTuple):
-    """An interactive call's request. `is_plain` is set if the body has no field that its caller may not set.
-    `is_background` is set if it runs as a job; after `interactive_after_s` it is sent like an interactive call."""
+    """An interactive call's request.
+
+    `is_plain` is set if the body has no field that its caller may not set. `is_background` is set
+    if it runs as a job; after `interactive_after_s` it is sent like an interactive call.
+    """
 
     model: str
     is_stream: bool
@@ -113,7 +119,10 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
 
 
 def _is_background(value: object, endpoint: str) -> bool:
-    """Return whether a response is to run in the background. Elsewhere the field belongs to the model server."""
+    """Return whether a response is to run in the background.
+
+    Elsewhere the field belongs to the model server.
+    """
     if endpoint != RESPONSES or value is None:
         return False
     if not isinstance(value, bool):
@@ -183,8 +192,10 @@ def _mismatch(read: str) -> ApiProblem:
 
 
 def _too_many(body: bytes) -> ApiProblem:
-    """Return the refusal of a body with too many values. The body is parsed to its end, so that invalid JSON is
-    reported as such."""
+    """Return the refusal of a body with too many values.
+
+    The body is parsed to its end, so that invalid JSON is reported as such.
+    """
     if not body.lstrip().startswith(b"{"):
         return _mismatch("")
     try:

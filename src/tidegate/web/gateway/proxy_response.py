@@ -33,7 +33,8 @@ log = structlog.get_logger()
 
 LEFT_OUT_CHARS_MAX = 1_024
 REST_S = 0.25
-# The watch for a disconnect starts this late: most quick answers are out by then, and a watch costs as much as one of them.
+# The watch for a disconnect starts this late: most quick answers are out by then, and a watch costs
+# as much as one of them.
 WATCH_AFTER_S = 0.1
 EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
@@ -43,7 +44,9 @@ class ClientStalled(Exception):
 
 
 class StreamCut(Exception):
-    """The upstream's stream broke in the middle of an event, so the client's stream breaks there too."""
+    """The upstream's stream broke in the middle of an event, so the client's stream breaks there
+    too.
+    """
 
 
 class ProxyResponse(Response):
@@ -72,7 +75,8 @@ class ProxyResponse(Response):
         self._judge_stream = judge_stream
         self._has_left = False
         self._watching: asyncio.Task[None] | None = None
-        # Whether the client has any of the answer, and whether all that it has of a stream is whole events.
+        # Whether the client has any of the answer, and whether all that it has of a stream is whole
+        # events.
         self._is_begun = False
         self._is_between_events = False
 
@@ -133,7 +137,9 @@ class ProxyResponse(Response):
             await refusal(scope, receive, send)
 
     def _refusal(self, error: UpstreamError) -> Response | None:
-        """Return the engine's own refusal in the door's shape; None if there is none for the client."""
+        """Return the engine's own refusal in the door's shape; None if there is none for the
+        client.
+        """
         body = own_words(error)
         if body is None:
             return None
@@ -143,7 +149,9 @@ class ProxyResponse(Response):
         return Response(refusal, error.status, headers, "application/json")
 
     async def _end_for_key(self, send: Send) -> None:
-        """End the answer because the caller's key stopped working, with an error if the client can still get one."""
+        """End the answer because the caller's key stopped working, with an error if the client can
+        still get one.
+        """
         problem = key_refusal()
         if not self._is_begun:
             raise problem
@@ -212,7 +220,8 @@ class ProxyResponse(Response):
         except UpstreamError as error:
             log.warning("stream_interrupted", request_id=self._request_id, model=self._model, why=error.message)
             if not self._is_between_events:
-                # In the middle of an event no error event can be sent: only a broken connection shows that the rest is missing.
+                # In the middle of an event no error event can be sent: only a broken connection
+                # shows that the rest is missing.
                 raise StreamCut from None
             event = escape_line_breaks(self._dialect.broken_off(error.code, problem_of(error).message))
             await send(body_part(event, more=False))
@@ -228,8 +237,10 @@ class ProxyResponse(Response):
 
 
 async def read_rest(response: UpstreamResponse) -> None:
-    """Read and drop what comes after the last event. Only a stream that is read to its end leaves its connection to
-    other calls."""
+    """Read and drop what comes after the last event.
+
+    Only a stream that is read to its end leaves its connection to other calls.
+    """
     try:
         async with asyncio.timeout(REST_S):
             await response.read()

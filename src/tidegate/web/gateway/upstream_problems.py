@@ -23,7 +23,8 @@ from tidegate.upstream.routing.deployment_state import FAILING, TLS_REJECTED
 
 # OpenAI's sentence for an account without money.
 NO_MONEY = "You exceeded your current quota, please check your plan and billing details."
-# Statuses that fit the gateway too: it cannot answer now. Any other 5xx becomes a 502 if the server does not explain it.
+# Statuses that fit the gateway too: it cannot answer now. Any other 5xx becomes a 502 if the server
+# does not explain it.
 PASSED_ON = (503, 504, 529)
 
 

@@ -64,7 +64,10 @@ NEEDS_ADMIN_KEY = (
 
 
 class BelievedKey(NamedTuple):
-    """A key that was found right, with its holder. It is used without another check until `until_ms`."""
+    """A key that was found right, with its holder.
+
+    It is used without another check until `until_ms`.
+    """
 
     until_ms: float
     public_id: str
@@ -81,7 +84,8 @@ class Authenticator:
         self._control_token = context.control_token
         self._scopes = context.scopes
         self._operator_scopes = frozenset(context.scopes.all)
-        # While there is no key, a program on this machine may read everything, but needs a key for an operator's changes.
+        # While there is no key, a program on this machine may read everything, but needs a key for
+        # an operator's changes.
         self._keyless_scopes = frozenset((*context.scopes.tenant, "admin:read"))
         self._rows: OrderedDict[str, tuple[float, dict[str, Any] | None]] = OrderedDict()
         # Keyed by a hash that only this process can make, so that no key's text is kept.
@@ -92,7 +96,8 @@ class Authenticator:
         self._pepper_until_ms = 0.0
         self._any_key = False
         self._default_tenant_id: str | None = None
-        # If other machines can connect, a proxy may run on this machine: then a local address proves nothing.
+        # If other machines can connect, a proxy may run on this machine: then a local address
+        # proves nothing.
         self._is_local_only = is_loopback(context.settings.server.host)
         self._address_failures = Failures(self._clock, ADDRESS_FAILURES_MAX)
         self._key_failures = Failures(self._clock, KEY_FAILURES_MAX)
@@ -102,7 +107,10 @@ class Authenticator:
         self._open_calls = OpenCalls(self._store)
 
     async def caller(self, request: Request, scope: str, key: str | None = None) -> Caller:
-        """Return who sent this request; raise a 403 without the scope `scope`. `key` is a key that did not come in a header."""
+        """Return who sent this request; raise a 403 without the scope `scope`.
+
+        `key` is a key that did not come in a header.
+        """
         peer = request.client.host if request.client else ""
         client = client_address(peer, request.headers, self._trusted_proxies) if self._trusted_proxies else peer
         request.scope[CLIENT] = client
@@ -162,7 +170,9 @@ class Authenticator:
         )
 
     def _believed_until_ms(self, public_id: str, row: dict[str, Any]) -> float:
-        """Return until when a right key needs no other check: as long as its row is believed, at most until it expires."""
+        """Return until when a right key needs no other check: as long as its row is believed, at
+        most until it expires.
+        """
         if row["addresses"] or row["old_hash"]:
             # Its address, or which of its two secrets was sent, must be checked each time.
             return 0.0
@@ -175,7 +185,8 @@ class Authenticator:
         row, age_ms = await self._row(public_id)
         matches = matches_secret(row, given, age_ms)
         if not matches and age_ms:
-            # The row may be older than a new secret. Wrong secrets are bounded, so this extra read is too.
+            # The row may be older than a new secret. Wrong secrets are bounded, so this extra read
+            # is too.
             self._rows.pop(public_id, None)
             row, age_ms = await self._row(public_id)
             matches = matches_secret(row, given, age_ms)
@@ -210,10 +221,13 @@ class Authenticator:
         return row, 0.0
 
     async def _any_key_exists(self, text: str) -> bool:
-        """Return whether there is any key. A yes is final; a no is believed for two seconds.
+        """Return whether there is any key.
 
-        A request with a key asks the store again: as a keyless caller it would make things that its key cannot find
-        later."""
+        A yes is final; a no is believed for two seconds.
+
+        A request with a key asks the store again: as a keyless caller it would make things that its
+        key cannot find later.
+        """
         now_ms = self._clock.monotonic_ms()
         is_shown = not self._any_key and keys.public_id_of(text) is not None
         if not self._any_key and (is_shown or now_ms >= self._keyless_until_ms):
@@ -249,13 +263,17 @@ class Authenticator:
         return self._default_tenant_id
 
     def _wait_s(self, client: str, public_id: str | None) -> int:
-        """Return how long this client must wait after too many failures from its address or under this key's name; 0 if
-        it need not."""
+        """Return how long this client must wait after too many failures from its address or under
+        this key's name; 0 if it need not.
+        """
         wait_s = self._address_failures.wait_s(owner_of(client))
         return max(wait_s, self._key_failures.wait_s(public_id)) if public_id is not None else wait_s
 
     def _failed(self, client: str, public_id: str | None) -> ApiProblem:
-        """Count a wrong key. Return the refusal: the key is wrong, or there were too many wrong ones."""
+        """Count a wrong key.
+
+        Return the refusal: the key is wrong, or there were too many wrong ones.
+        """
         wait_s = self._wait_s(client, public_id)
         if wait_s:
             return ApiProblem(
@@ -270,7 +288,9 @@ class Authenticator:
         return refusal()
 
     def _note_use(self, public_id: str) -> None:
-        """Note that the key is right, and write the time of its last use to the store once a minute. A lost note does no harm."""
+        """Note that the key is right, and write the time of its last use to the store once a
+        minute. A lost note does no harm.
+        """
         now_ms = self._clock.monotonic_ms()
         noted_ms = self._proven.get(public_id)
         if noted_ms is not None and now_ms - noted_ms < USED_EVERY_MS:
@@ -296,7 +316,10 @@ class CallerLimits(Protocol):
 
 
 def guarded_routes(authenticator: Authenticator, limits: CallerLimits, entries: list[Guarded]) -> list[Route]:
-    """Make one route per path, so that a 405 names every right method. Each request is authenticated first."""
+    """Make one route per path, so that a 405 names every right method.
+
+    Each request is authenticated first.
+    """
     by_path: dict[str, dict[str, Guarded]] = {}
     for entry in entries:
         by_path.setdefault(entry.path, {})[entry.method] = entry
@@ -307,7 +330,10 @@ def guarded_routes(authenticator: Authenticator, limits: CallerLimits, entries: 
 
 
 class GuardedPath:
-    """The ASGI app of one path. Starlette would wrap a function in layers that repeat the door's work."""
+    """The ASGI app of one path.
+
+    Starlette would wrap a function in layers that repeat the door's work.
+    """
 
     def __init__(self, authenticator: Authenticator, limits: CallerLimits, methods: dict[str, Guarded]) -> None:
         self._authenticator = authenticator

@@ -1,7 +1,8 @@
 """The address that a request comes from, also behind proxies that the operator named.
 
-`X-Forwarded-For` can be written by anyone. It counts only when the peer is one of `server.trusted_proxies`, and is read
-from the right: the first address that is not a trusted proxy is the caller, whatever a caller wrote further left.
+`X-Forwarded-For` can be written by anyone. It counts only when the peer is one of
+`server.trusted_proxies`, and is read from the right: the first address that is not a trusted proxy
+is the caller, whatever a caller wrote further left.
 """
 
 import ipaddress
@@ -41,7 +42,9 @@ def client_address(peer: str, headers: Headers, trusted: Sequence[Network]) -> s
 
 
 def public_base(peer: str, headers: Headers, scheme: str, trusted: Sequence[Network]) -> str:
-    """Return the scheme and host that the caller used, as a trusted proxy or else the request reports them."""
+    """Return the scheme and host that the caller used, as a trusted proxy or else the request
+    reports them.
+    """
     host = headers.get("host", "")
     if trusted and _is_within(peer, trusted):
         forwarded_scheme, forwarded_host = headers.get("x-forwarded-proto", ""), headers.get("x-forwarded-host", "")
@@ -52,7 +55,9 @@ def public_base(peer: str, headers: Headers, scheme: str, trusted: Sequence[Netw
 
 @lru_cache(maxsize=4096)
 def owner_of(address: str) -> str:
-    """Return the name under which failures of an address are counted: the address, or its network for IPv6."""
+    """Return the name under which failures of an address are counted: the address, or its network
+    for IPv6.
+    """
     parsed = _parsed(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.ip_network((parsed, IPV6_OWNER_BITS), strict=False))
@@ -60,7 +65,10 @@ def owner_of(address: str) -> str:
 
 
 def is_allowed(address: str, text: str) -> bool:
-    """Return whether a key may be used from this address. `text` is the stored list of allowed addresses."""
+    """Return whether a key may be used from this address.
+
+    `text` is the stored list of allowed addresses.
+    """
     return not text or _is_within(address, _networks_in(text))
 
 

@@ -58,7 +58,8 @@ class FileContents:
         if request.method == "HEAD" or file_id is None or start == end:
             return Response(None, status, headers, media_type)
         stream = file_bytes(self._store, self._blobs, file_id, start, end)
-        # Fetch the first piece before the head goes out, so that unreachable storage is still a 503.
+        # Fetch the first piece before the head goes out, so that unreachable storage is still a
+        # 503.
         first = await anext(stream)
         return Download(first, stream, status, headers, media_type)
 
@@ -88,7 +89,8 @@ class Download(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
-            # Sending the head drains the request's body, so that only the disconnect is left to receive.
+            # Sending the head drains the request's body, so that only the disconnect is left to
+            # receive.
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async with while_the_client_stays(receive):
                 await send_parts(send, self._first)
@@ -99,7 +101,10 @@ class Download(Response):
 
 @asynccontextmanager
 async def while_the_client_stays(receive: Receive) -> AsyncIterator[None]:
-    """Leave the block when the client disconnects. That is no error, because no answer can reach the client."""
+    """Leave the block when the client disconnects.
+
+    That is no error, because no answer can reach the client.
+    """
     task = asyncio.current_task()
     assert task is not None
     has_left = False

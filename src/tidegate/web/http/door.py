@@ -1,4 +1,5 @@
-"""The outermost layer of the API: gives every request an id of ours, bounds its head, and turns every exception into a response.
+"""The outermost layer of the API: gives every request an id of ours, bounds its head, and turns
+every exception into a response.
 
 It knows no route and no tenant.
 """
@@ -109,7 +110,8 @@ class RequestDoor:
             await self._app(scope, intake, answer)
         except Exception as error:
             if answered:
-                # A part of the answer is out: only a broken connection shows that the rest is missing.
+                # A part of the answer is out: only a broken connection shows that the rest is
+                # missing.
                 problems.log.warning("answer_cut_off", request_id=request_id, problem=type(error).__name__)
                 raise
             shape = problems.shape_of(scope["path"], self._shapes)
@@ -139,7 +141,8 @@ def _check_head(scope: Scope) -> None:
                 400, "duplicate_header", f"The header {name.decode('latin-1')} may be sent once.", param="headers"
             )
         if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            # The server decodes `chunked` alone; any other encoding under it would reach us undecoded.
+            # The server decodes `chunked` alone; any other encoding under it would reach us
+            # undecoded.
             raise ApiProblem(
                 501,
                 "unsupported_transfer_encoding",
@@ -181,10 +184,13 @@ def _named(request_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def check_host(headers: Iterable[tuple[bytes, bytes]], http_version: str) -> None:
-    """Raise a 400 unless there is one Host header, with a name or an address and at most a port. HTTP/1.0 needs none.
+    """Raise a 400 unless there is one Host header, with a name or an address and at most a port.
 
-    Nothing is routed by it, but libraries build URLs from it: a name with `/`, `?`, `#` or `@` in it would change the
-    path or the owner of such a URL."""
+    HTTP/1.0 needs none.
+
+    Nothing is routed by it, but libraries build URLs from it: a name with `/`, `?`, `#` or `@` in
+    it would change the path or the owner of such a URL.
+    """
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1:
         raise ApiProblem(400, "duplicate_header", "The header host may be sent once.", param="headers")
@@ -206,7 +212,9 @@ def is_plain_host(host: bytes) -> bool:
 
 
 class PlainDoor:
-    """The outermost layer of a listener that is not the API: it refuses a request with a bad Host in plain text."""
+    """The outermost layer of a listener that is not the API: it refuses a request with a bad Host
+    in plain text.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

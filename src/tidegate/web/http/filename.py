@@ -14,7 +14,10 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 def split_parameters(value: bytes) -> tuple[bytes, dict[bytes, bytes]]:
-    """Split `form-data; name="a"` into its first word in lower case and its parameters. The first of a name counts."""
+    """Split `form-data; name="a"` into its first word in lower case and its parameters.
+
+    The first of a name counts.
+    """
     word, _, rest = value.partition(b";")
     parameters: dict[bytes, bytes] = {}
     while rest and len(parameters) < _PARAMETERS_MAX:
@@ -36,7 +39,8 @@ def _quoted(rest: bytes) -> tuple[bytes, bytes]:
     text = bytearray()
     at = 0
     while at < len(rest) and rest[at : at + 1] != b'"':
-        # Only a quote and a backslash are escaped; other backslashes come from Windows paths in browsers.
+        # Only a quote and a backslash are escaped; other backslashes come from Windows paths in
+        # browsers.
         if rest[at : at + 1] == b"\\" and rest[at + 1 : at + 2] in (b'"', b"\\"):
             at += 1
         text += rest[at : at + 1]
@@ -64,8 +68,9 @@ def file_name(parameters: dict[bytes, bytes]) -> str:
 
 
 def harmless(name: str) -> str:
-    """Return the last component of a path, of bounded length and without characters that control a terminal or the
-    direction of text."""
+    """Return the last component of a path, of bounded length and without characters that control a
+    terminal or the direction of text.
+    """
     visible = "".join(
         char for char in name if char not in _BIDI and unicodedata.category(char) not in ("Cc", "Cs", "Zl", "Zp")
     )

@@ -31,21 +31,25 @@ from tidegate import metrics
 
 log = structlog.get_logger()
 
-# A look costs some 10 microseconds a connection, so looks are frequent only when there are many connections.
+# A look costs some 10 microseconds a connection, so looks are frequent only when there are many
+# connections.
 LOOK_S = 2.0
 BUSY_LOOK_S = 1.0
 BUSY_SHARE = 0.5
 RATE_MIN_BYTES_PER_S = 1_024
-# A client that has just connected gets this long to send its request, even when connections are scarce.
+# A client that has just connected gets this long to send its request, even when connections are
+# scarce.
 IDLE_S_MIN = 1.0
 CROWDED_SHARE = 0.9
 ROOMY_SHARE = 0.25
-# A few bytes may wait in the kernel on any connection. More of them mean that the client does not keep up.
+# A few bytes may wait in the kernel on any connection. More of them mean that the client does not
+# keep up.
 WAITING_BYTES_MIN = 4_096
 CAN_WATCH = sys.platform == "linux"
 
 _DESCRIPTORS = "/proc/self/fd"
-# Fields of `struct tcp_info`: the state, the milliseconds since data came in, the bytes acknowledged and the bytes not sent yet.
+# Fields of `struct tcp_info`: the state, the milliseconds since data came in, the bytes
+# acknowledged and the bytes not sent yet.
 _TCP_INFO = struct.Struct("=B51xI64xQ16xI")
 _OPEN_STATES = (1, 8)
 _ABORT_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -74,7 +78,10 @@ class Fares(NamedTuple):
 
 
 class InboundConnection(msgspec.Struct):
-    """What is kept of a connection between two looks. `slow_since_s` is when its client began not to keep up."""
+    """What is kept of a connection between two looks.
+
+    `slow_since_s` is when its client began not to keep up.
+    """
 
     peer: Peer
     busy_at_s: float
@@ -84,7 +91,10 @@ class InboundConnection(msgspec.Struct):
     taken_bytes: int = 0
 
     def is_too_slow(self, now_s: float, fares: Fares, timeout_s: float) -> bool:
-        """Return whether the client took nothing, or less than the least rate, for `timeout_s`. Call it at every look."""
+        """Return whether the client took nothing, or less than the least rate, for `timeout_s`.
+
+        Call it at every look.
+        """
         taken_bytes = fares.taken_bytes
         if fares.waiting_bytes < WAITING_BYTES_MIN:
             self.slow_since_s = None
@@ -110,14 +120,15 @@ class InboundConnections:
     def __init__(self, port: int, count_max: int, timeout_s: float, busy: Collection[Peer]) -> None:
         """Create the watch.
 
-        `timeout_s` is how long a client may take nothing of an answer. `busy` has the clients with a
-        request under way.
+        `timeout_s` is how long a client may take nothing of an answer. `busy` has the clients with
+        a request under way.
         """
         self._port = port
         self._count_max = count_max
         self._timeout_s = timeout_s
         self._busy = busy
-        # By inode, so that no descriptor has to be kept open. None is a socket that is not a client's connection.
+        # By inode, so that no descriptor has to be kept open. None is a socket that is not a
+        # client's connection.
         self._known: dict[int, InboundConnection | None] = {}
         self._count = 0
 
@@ -188,7 +199,9 @@ class InboundConnections:
         return count
 
     def _met(self, inode: int, fd: int, now_s: float) -> InboundConnection | None:
-        """Return the connection of a socket that is new here; None if it is not a client's connection to our port."""
+        """Return the connection of a socket that is new here; None if it is not a client's
+        connection to our port.
+        """
         found = _opened(inode, fd)
         if found is None:
             return None
@@ -219,7 +232,9 @@ def _socket_descriptors() -> dict[int, int]:
 
 
 def _opened(inode: int, fd: int) -> socket.socket | None:
-    """Open this socket by a descriptor of our own; None when it is closed, or when its descriptor belongs to another by now."""
+    """Open this socket by a descriptor of our own; None when it is closed, or when its descriptor
+    belongs to another by now.
+    """
     with suppress(OSError):
         own = os.dup(fd)
         if os.fstat(own).st_ino == inode:
@@ -239,7 +254,10 @@ def _fares(found: socket.socket) -> Fares | None:
 
 
 def _close(found: socket.socket, *, abort: bool) -> None:
-    """Close the connection, so that the server closes its descriptor too. `abort` throws away what the client did not take."""
+    """Close the connection, so that the server closes its descriptor too.
+
+    `abort` throws away what the client did not take.
+    """
     with suppress(OSError):
         if abort:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT_ON_CLOSE)
@@ -247,5 +265,7 @@ def _close(found: socket.socket, *, abort: bool) -> None:
 
 
 def _peer(host: str, port: int) -> Peer:
-    """Return a client's address as the server writes it: the port as text, where the kernel writes a number."""
+    """Return a client's address as the server writes it: the port as text, where the kernel writes
+    a number.
+    """
     return host, str(port)

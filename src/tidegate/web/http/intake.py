@@ -1,13 +1,16 @@
-"""One request while it is open: its incoming body and its key. This module knows no route.
+"""One request while it is open: its incoming body and its key.
 
-A body is bounded, never awaited for ever, and read to its end before an answer goes out. A client that still sends when
-it is refused would see a broken connection instead of the refusal; so the rest of a body is received and thrown away
-for a short while.
+This module knows no route.
 
-When a key is revoked, deleted, expired or given another secret, its open calls end too: while calls are open, one
-statement a second reads the rows of their keys. A call whose key does not work any more is cut: a stream ends with an
-error event, a call without an answer gets the refusal of a wrong key, an upload is refused and a download breaks off.
-While the store does not answer, open calls go on.
+A body is bounded, never awaited for ever, and read to its end before an answer goes out. A client
+that still sends when it is refused would see a broken connection instead of the refusal; so the
+rest of a body is received and thrown away for a short while.
+
+When a key is revoked, deleted, expired or given another secret, its open calls end too: while calls
+are open, one statement a second reads the rows of their keys. A call whose key does not work any
+more is cut: a stream ends with an error event, a call without an answer gets the refusal of a wrong
+key, an upload is refused and a download breaks off. While the store does not answer, open calls go
+on.
 """
 
 import asyncio
@@ -38,10 +41,13 @@ _ABSENT = bytes(32)
 
 
 class Intake:
-    """The body of one request. It replaces ASGI's `receive`, so that it knows what any part of the program has read.
+    """The body of one request.
 
-    `tenant_id` is the tenant whose room a body in memory takes, and `open_call` is the call with its key. Both are set
-    once the caller is known."""
+    It replaces ASGI's `receive`, so that it knows what any part of the program has read.
+
+    `tenant_id` is the tenant whose room a body in memory takes, and `open_call` is the call with
+    its key. Both are set once the caller is known.
+    """
 
     def __init__(self, receive: Receive, headers: dict[bytes, bytes], clock: Clock, room: "BodyRoom") -> None:
         self.tenant_id = ""
@@ -67,7 +73,9 @@ class Intake:
 
     @property
     def is_cut_silently(self) -> bool:
-        """Return whether the key stopped working and only the next part of the body or of the answer can report it."""
+        """Return whether the key stopped working and only the next part of the body or of the
+        answer can report it.
+        """
         return self.open_call is not None and self.open_call.is_cut_silently
 
     async def __call__(self) -> Message:
@@ -80,8 +88,10 @@ class Intake:
         return message
 
     async def chunks(self, bytes_max: int, over: ApiProblem | None = None) -> AsyncIterator[bytes]:
-        """Yield the body piece by piece. A body above `bytes_max` raises a 413 or `over`, unread if its Content-Length
-        shows it."""
+        """Yield the body piece by piece.
+
+        A body above `bytes_max` raises a 413 or `over`, unread if its Content-Length shows it.
+        """
         if self.declared_bytes is not None and self.declared_bytes > bytes_max:
             raise over or _too_large(bytes_max)
         while True:
@@ -164,7 +174,9 @@ class BodyRoom:
     Uploads take none: they are written out as they arrive. A body that does not fit is refused."""
 
     def __init__(self, bytes_max: int, one_body_bytes_max: int) -> None:
-        """Give a tenant at most half of all room, and always enough for one body of the largest size."""
+        """Give a tenant at most half of all room, and always enough for one body of the largest
+        size.
+        """
         self._bytes_max = max(bytes_max, one_body_bytes_max)
         self._tenant_bytes_max = max(bytes_max // 2, one_body_bytes_max)
         self.taken_bytes = 0
@@ -197,12 +209,17 @@ class BodyRoom:
 
 
 class KeyCut(Exception):
-    """The key stopped working in the middle of an answer, so only a broken connection can report it."""
+    """The key stopped working in the middle of an answer, so only a broken connection can report
+    it.
+    """
 
 
 class OpenCall:
-    """One request with a key, from the moment its key was found right. When the key stops working the listener is
-    called; without a listener the next part of the body or of the answer is refused."""
+    """One request with a key, from the moment its key was found right.
+
+    When the key stops working the listener is called; without a listener the next part of the body
+    or of the answer is refused.
+    """
 
     __slots__ = ("_calls", "_listener", "is_cut", "key_id", "secret_hash")
 
@@ -240,7 +257,10 @@ class OpenCalls:
         self._watching: asyncio.Task[None] | None = None
 
     def add(self, key_id: str, secret_hash: bytes) -> OpenCall:
-        """Watch the key of a call from now on. `secret_hash` is the hash of the secret that the caller sent."""
+        """Watch the key of a call from now on.
+
+        `secret_hash` is the hash of the secret that the caller sent.
+        """
         call = OpenCall(self, key_id, secret_hash)
         self._by_key.setdefault(key_id, set()).add(call)
         if self._watching is None:
@@ -256,7 +276,8 @@ class OpenCalls:
 
     async def look(self) -> None:
         """Cut every call whose key does not work any more."""
-        # Calls that begin while the store is asked are left out: their keys were checked later than this answer.
+        # Calls that begin while the store is asked are left out: their keys were checked later than
+        # this answer.
         asked = [call for calls in self._by_key.values() for call in calls]
         rows = await self._store.key_facts(sorted(self._by_key))
         for call in asked:

@@ -9,9 +9,11 @@ from starlette.datastructures import Headers
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.store.store import Store
 
-# The entry of a request's scope that marks a request through the socket in the data directory: it comes from this machine.
+# The entry of a request's scope that marks a request through the socket in the data directory: it
+# comes from this machine.
 BY_SOCKET = "tidegate.by_socket"
-# Headers of proxies: a request with one of them may come from elsewhere, though its connection comes from here.
+# Headers of proxies: a request with one of them may come from elsewhere, though its connection
+# comes from here.
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 NO_KEY_YET = (
     "There is no API key yet, so every call is refused with 401. Set auth.bootstrap_key to a text from `tidegate keys generate` and "
@@ -40,10 +42,11 @@ async def require_key(store: Store) -> None:
 
 
 def is_local_program(client: str, headers: Headers) -> bool:
-    """Return whether a program on this machine sent this, and not a web page in this machine's browser.
+    """Return whether a program on this machine sent this, and not a web page in this machine's
+    browser.
 
-    A page from elsewhere is recognized by its Origin or Sec-Fetch-Site, and a foreign name that points here by the
-    Host.
+    A page from elsewhere is recognized by its Origin or Sec-Fetch-Site, and a foreign name that
+    points here by the Host.
     """
     origin = headers.get("origin")
     return (
@@ -55,18 +58,21 @@ def is_local_program(client: str, headers: Headers) -> bool:
 
 
 def is_sent_without_a_network(client: str, headers: Headers) -> bool:
-    """Return whether a browser's data crosses no network, except inside something that the user trusts.
+    """Return whether a browser's data crosses no network, except inside something that the user
+    trusts.
 
-    Either the browser runs on this machine, or it called its own machine, as through a tunnel or a published port of a
-    container."""
+    Either the browser runs on this machine, or it called its own machine, as through a tunnel or a
+    published port of a container.
+    """
     if is_loopback(client):
         return True
     return is_loopback(_host_of(f"//{headers.get('host', '')}")) and not any(name in headers for name in FORWARDED)
 
 
 def refuse_remote(client: str, headers: Headers) -> None:
-    """Refuse requests that no local program sent: without keys a local address is the only credential, and a web page
-    in this machine's browser must not borrow it."""
+    """Refuse requests that no local program sent: without keys a local address is the only
+    credential, and a web page in this machine's browser must not borrow it.
+    """
     if not is_local_program(client, headers) or any(name in headers for name in FORWARDED):
         raise ApiProblem(
             403,

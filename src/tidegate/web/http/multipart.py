@@ -32,7 +32,9 @@ FILE_BEGINS = FileBegins()
 
 class UploadForm:
     def __init__(self, content_type: str | None, file_field: str = "file", fields: tuple[str, ...] = FIELDS) -> None:
-        """Take the bytes from the part named `file_field`, and keep the values of the parts named in `fields`."""
+        """Take the bytes from the part named `file_field`, and keep the values of the parts named
+        in `fields`.
+        """
         self.file_field = file_field
         self._known_fields = fields
         self.fields: dict[str, str] = {}
@@ -72,7 +74,9 @@ class UploadForm:
         return self._out
 
     def finish(self) -> str:
-        """Return the file's name at the end of the body; refuse a body that is incomplete or has no file."""
+        """Return the file's name at the end of the body; refuse a body that is incomplete or has no
+        file.
+        """
         if not self.is_complete:
             raise _broken("it ended before its closing boundary")
         if self.filename is None:

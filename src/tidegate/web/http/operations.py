@@ -10,8 +10,11 @@ PAGE = ("after", "limit")
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """The summary, bodies and parameters of a route. `takes` and `gives` are the structs of the body and the answer;
-    None for raw bytes. A form has parts, one of them a file."""
+    """The summary, bodies and parameters of a route.
+
+    `takes` and `gives` are the structs of the body and the answer; None for raw bytes. A form has
+    parts, one of them a file.
+    """
 
     summary: str
     takes: Any = None

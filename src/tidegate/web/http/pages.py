@@ -100,7 +100,10 @@ def health_tone(health: Any) -> str:
 
 
 def health_word(health: Any) -> str:
-    """Write a deployment's state. An operator would misread a breaker's "closed" as out of order."""
+    """Write a deployment's state.
+
+    An operator would misread a breaker's "closed" as out of order.
+    """
     words = {"closed": "healthy", "open": "circuit open", "paused": "key rejected"}
     word = words.get(health.state, health.state)
     if health.unhealthy_seconds:
@@ -137,7 +140,10 @@ def older_link(request: Request, last_id: str) -> str:
 
 
 def static_route() -> Route:
-    """Return the route of style sheets and scripts. They are in memory: no path of a request names a file."""
+    """Return the route of style sheets and scripts.
+
+    They are in memory: no path of a request names a file.
+    """
     folder = files("tidegate.web") / "static"
     kept = {name: (folder / name).read_bytes() for name in STATIC}
 

@@ -1,4 +1,6 @@
-"""The pepper that API keys are hashed with: the operator's secret, or one that is made once and kept in the data directory."""
+"""The pepper that API keys are hashed with: the operator's secret, or one that is made once and
+kept in the data directory.
+"""
 
 import contextlib
 import hmac
@@ -21,7 +23,10 @@ OTHER_PEPPER = (
 
 
 def pepper_of(settings: Settings) -> bytes:
-    """Return the pepper of these settings; make one if there is none. Two processes that make one at once get the same."""
+    """Return the pepper of these settings; make one if there is none.
+
+    Two processes that make one at once get the same.
+    """
     if settings.auth.pepper is not None:
         return settings.auth.pepper.reveal().encode()
     path = settings.data_dir / NAME
@@ -41,7 +46,9 @@ def pepper_of(settings: Settings) -> bytes:
 
 
 async def agreed_pepper(settings: Settings, store: Store) -> bytes:
-    """Return the pepper; raise an error if the keys of this store are hashed with another one and would all be rejected."""
+    """Return the pepper; raise an error if the keys of this store are hashed with another one and
+    would all be rejected.
+    """
     pepper = pepper_of(settings)
     await claim_pepper(store, pepper)
     return pepper
@@ -50,8 +57,9 @@ async def agreed_pepper(settings: Settings, store: Store) -> bytes:
 async def claim_pepper(store: Store, pepper: bytes) -> None:
     """Note that keys are hashed with this pepper; raise an error if there are keys of another one.
 
-    While there are no keys, API processes with different peppers may run. So a process claims its own again when it
-    makes the first key."""
+    While there are no keys, API processes with different peppers may run. So a process claims its
+    own again when it makes the first key.
+    """
     if not await store.claim_pepper(_fingerprint(pepper)):
         raise SettingsError(OTHER_PEPPER)
 
@@ -64,8 +72,9 @@ async def require_pepper(store: Store, pepper: bytes) -> None:
 
 
 async def can_check_keys(settings: Settings, store: Store) -> bool | None:
-    """Return whether an API process with these settings could check the keys of this store; None if it has no pepper
-    yet. No pepper is made or claimed."""
+    """Return whether an API process with these settings could check the keys of this store; None if
+    it has no pepper yet. No pepper is made or claimed.
+    """
     noted = await store.pepper_fingerprint()
     if noted is None or not await store.list_keys(1):
         return True
@@ -79,7 +88,10 @@ def _fingerprint(pepper: bytes) -> str:
 
 
 def _make(path: Path) -> None:
-    """Make a pepper file, complete or not at all. If two processes make one at once, the first file stays."""
+    """Make a pepper file, complete or not at all.
+
+    If two processes make one at once, the first file stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     partial = path.with_name(f".{NAME}.{os.urandom(8).hex()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -60,7 +60,10 @@ def error_type(status: int, code: str) -> str:
 
 
 def problem_of(error: Exception, request_id: str) -> ApiProblem:
-    """Return the problem to show to a caller. An unknown error is logged, and the caller gets only the request's id."""
+    """Return the problem to show to a caller.
+
+    An unknown error is logged, and the caller gets only the request's id.
+    """
     match error:
         case ApiProblem():
             return error
@@ -120,8 +123,9 @@ def answer(problem: ApiProblem, shape: ErrorShape = in_openai_shape, request_id:
         headers["Retry-After"] = str(problem.retry_after_s)
     is_final_conflict = problem.status == 409 and problem.retry_after_s is None
     if is_final_conflict or problem.code in (HookCode.FAILED, INSUFFICIENT_QUOTA):
-        # The SDKs repeat a conflict, a 429 or a 500. Here a repeat would not help: a conflict without Retry-After stays, money
-        # does not come back by itself, and after a hook that failed on an answer each repeat would be paid for.
+        # The SDKs repeat a conflict, a 429 or a 500. Here a repeat would not help: a conflict
+        # without Retry-After stays, money does not come back by itself, and after a hook that
+        # failed on an answer each repeat would be paid for.
         headers["x-should-retry"] = "false"
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

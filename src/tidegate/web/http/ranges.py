@@ -12,7 +12,9 @@ class Unsatisfiable(Exception):
 def choose(header: str | None, size_bytes: int) -> tuple[int, int] | None:
     """Return the start and the exclusive end of the bytes asked for; None for all of them.
 
-    A header that is malformed or names several ranges is ignored, as the standard allows: then the whole is sent, once."""
+    A header that is malformed or names several ranges is ignored, as the standard allows: then the
+    whole is sent, once.
+    """
     matched = _ONE.fullmatch(header.replace(" ", "")) if header else None
     if matched is None or not (matched["first"] or matched["last"]):
         return None

@@ -12,7 +12,10 @@ Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Guarded(msgspec.Struct, frozen=True):
-    """A route to things of one tenant. If it makes work, its answers show what the caller's limits have left."""
+    """A route to things of one tenant.
+
+    If it makes work, its answers show what the caller's limits have left.
+    """
 
     method: str
     path: str

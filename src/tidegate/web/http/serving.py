@@ -33,12 +33,16 @@ _CLOSE_WAIT_S = 0.5
 # Share of the grace for answers; the rest is for closing everything else.
 ANSWERS_SHARE = 0.8
 CONNECTIONS_MIN = 32
-# Room for the second descriptor of a connection that sends or receives a file. Event streams need none.
+# Room for the second descriptor of a connection that sends or receives a file. Event streams need
+# none.
 FILES_BESIDE_MAX = 1_000
 
 
 class ListenLimits(msgspec.Struct, frozen=True):
-    """The limits for the clients of one listener. The grace is the time that open answers get when the process stops."""
+    """The limits for the clients of one listener.
+
+    The grace is the time that open answers get when the process stops.
+    """
 
     connections_max: int = 64
     client_timeout_s: float = 60.0
@@ -49,7 +53,9 @@ DEFAULT_LIMITS = ListenLimits()
 
 
 def listen_limits(settings: Settings) -> ListenLimits:
-    """Return the limits of the API's listener, with as many connections as this process has descriptors for."""
+    """Return the limits of the API's listener, with as many connections as this process has
+    descriptors for.
+    """
     wanted = settings.server.connections_max
     upstream = min(settings.http.connections_max, settings.worker.in_flight_max + settings.http.kept_alive_max)
     others = OTHER_FILES_COUNT + upstream
@@ -77,7 +83,9 @@ async def listening(
 ) -> AsyncIterator[str]:
     """Serve an app while the block runs; yields the URL that answers.
 
-    Leaving the block stops the server after the open answers, at the latest after the grace, which begins with `stop`."""
+    Leaving the block stops the server after the open answers, at the latest after the grace, which
+    begins with `stop`.
+    """
     host = _address_of(host)
     port = _claim(host, port)
     inbound = InboundConnections(port, limits.connections_max, limits.client_timeout_s, app.busy)
@@ -92,7 +100,8 @@ async def listening(
         backpressure=limits.connections_max,
         websockets=False,
         log_enabled=False,
-        # Without `pipeline_flush`: it would lose a refusal before routing, such as that of a broken head, when the connection closes.
+        # Without `pipeline_flush`: it would lose a refusal before routing, such as that of a broken
+        # head, when the connection closes.
         http1_settings=HTTP1Settings(
             header_read_timeout=HEADER_WAIT_MS, max_buffer_size=REQUEST_LINE_AND_HEADERS_BYTES_MAX
         ),
@@ -141,8 +150,10 @@ def _bracketed(host: str) -> str:
 
 
 def _claim(host: str, port: int) -> int:
-    """Return a port without a listener. The server shares its port between threads, so it would not notice another
-    process there."""
+    """Return a port without a listener.
+
+    The server shares its port between threads, so it would not notice another process there.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -33,7 +33,10 @@ class JobCreation:
         self._model_of = context.model_of()
 
     async def create(self, caller: Caller, wanted: JobRequest, key: str | None) -> tuple[Job, tuple[str, ...]]:
-        """Accept a job; returns it with warnings about its deadline. `key` is the caller's Idempotency-Key."""
+        """Accept a job; returns it with warnings about its deadline.
+
+        `key` is the caller's Idempotency-Key.
+        """
         begun_s = asyncio.get_running_loop().time()
         share_owner = share_owner_of(caller, self._settings.scheduler.scope_preference)
         self._check_escalation(caller, wanted)
@@ -47,7 +50,10 @@ class JobCreation:
         return job, warnings
 
     async def create_inline(self, caller: Caller, wanted: JobRequest, key: str | None, file_key: str | None) -> Job:
-        """Accept a job whose input came with its create and is kept under `file_key`. A refusal takes the input back."""
+        """Accept a job whose input came with its create and is kept under `file_key`.
+
+        A refusal takes the input back.
+        """
         try:
             job, _ = await self.create(caller, wanted, key)
         except ApiProblem as problem:

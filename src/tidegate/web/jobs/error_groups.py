@@ -26,8 +26,10 @@ REST = "(more messages, all different)"
 
 
 class ErrorKindShown(msgspec.Struct, frozen=True):
-    """Errors of one kind in one batch. `message` is the common part of their messages, and `examples` are the
-    custom_ids of a few."""
+    """Errors of one kind in one batch.
+
+    `message` is the common part of their messages, and `examples` are the custom_ids of a few.
+    """
 
     id: str
     object: str
@@ -39,8 +41,10 @@ class ErrorKindShown(msgspec.Struct, frozen=True):
 
 
 class ErrorKinds(msgspec.Struct, frozen=True):
-    """The kinds of errors of a batch, most frequent first. `is_partial` is set when only the beginning of its error
-    file was read."""
+    """The kinds of errors of a batch, most frequent first.
+
+    `is_partial` is set when only the beginning of its error file was read.
+    """
 
     object: str
     batch_id: str
@@ -49,8 +53,10 @@ class ErrorKinds(msgspec.Struct, frozen=True):
 
 
 class ErrorGroups(msgspec.Struct):
-    """Errors of a batch: `counts` by kind, and the id and custom_id of a few examples. `is_partial` is set when only
-    the beginning of the error file was read."""
+    """Errors of a batch: `counts` by kind, and the id and custom_id of a few examples.
+
+    `is_partial` is set when only the beginning of the error file was read.
+    """
 
     counts: Counter[ErrorKind] = msgspec.field(default_factory=Counter)
     examples: dict[ErrorKind, list[tuple[str, str]]] = msgspec.field(default_factory=dict)
@@ -65,7 +71,9 @@ class ErrorGroups(msgspec.Struct):
         return ErrorKinds("list", batch_id, kinds, self.is_partial)
 
     def is_rest(self, kind: ErrorKind) -> bool:
-        """Return whether this kind stands for all other messages of its code, so that a retry takes the whole code."""
+        """Return whether this kind stands for all other messages of its code, so that a retry takes
+        the whole code.
+        """
         return kind.text == REST
 
 

@@ -49,7 +49,9 @@ class EventSource(ABC):
 
     @abstractmethod
     def after_slow(self, job: Job) -> bytes:
-        """Return the last bytes for a reader that did not keep up: it can go on after its last event."""
+        """Return the last bytes for a reader that did not keep up: it can go on after its last
+        event.
+        """
 
     def after_stop(self) -> bytes:
         """Return the last bytes when this server stops."""
@@ -61,10 +63,13 @@ class EventSource(ABC):
 
 
 class EventStream(Response):
-    """The response to one reader. It sends no faster than the client reads, and holds one piece at a time.
+    """The response to one reader.
 
-    A client that reads again after a long pause gets a last event, and can go on from there with a new request. A
-    client that does not read again is cut off."""
+    It sends no faster than the client reads, and holds one piece at a time.
+
+    A client that reads again after a long pause gets a last event, and can go on from there with a
+    new request. A client that does not read again is cut off.
+    """
 
     def __init__(
         self, watch: JobWatch, slot: AbstractAsyncContextManager[object], job: Job, source: EventSource
@@ -91,7 +96,10 @@ class EventStream(Response):
                     await send(body_part(b"", more=False))
 
     async def _tell(self, follower: JobFollower, open_call: OpenCall | None, send: Send) -> bytes:
-        """Send everything until the job ends, the key stops working or this server stops. Return the last bytes to send."""
+        """Send everything until the job ends, the key stops working or this server stops.
+
+        Return the last bytes to send.
+        """
         has_news, is_behind = True, False
         while follower.job is not None:
             if open_call is not None and open_call.is_cut:
@@ -125,8 +133,9 @@ class EventStream(Response):
         return True
 
     async def _say(self, send: Send, piece: bytes) -> None:
-        """Send whole events in one part, so that a client that reads part by part gets no half event. This waits while
-        the client has not read enough of what was sent before."""
+        """Send whole events in one part, so that a client that reads part by part gets no half
+        event. This waits while the client has not read enough of what was sent before.
+        """
         if piece:
             loop = asyncio.get_running_loop()
             begun_s = loop.time()

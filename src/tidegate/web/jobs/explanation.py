@@ -45,8 +45,11 @@ Bindings = dict[str, list[tuple[Budget, ...]]]
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a batch runs or waits, in sentences. `waits_for` is the first reason why it makes no progress; null if none
-    is known. `models` are the models that its lines ask for."""
+    """Why a batch runs or waits, in sentences.
+
+    `waits_for` is the first reason why it makes no progress; null if none is known. `models` are
+    the models that its lines ask for.
+    """
 
     object: str
     batch_id: str
@@ -78,7 +81,9 @@ class Explainer:
         self._elsewhere = elsewhere or ([], [])
 
     async def explanation(self, job: Job, *, for_owner: bool) -> Explanation:
-        """Explain a job to the operator, or to its owner without the facts that only the operator may know."""
+        """Explain a job to the operator, or to its owner without the facts that only the operator
+        may know.
+        """
         inputs = await self.inputs(job)
         sentences = explain(job, inputs, for_owner=for_owner)
         reason = waits_for(job, inputs, for_owner=for_owner)
@@ -125,7 +130,9 @@ class Explainer:
         )
 
     async def _places(self, settings: Settings) -> Places:
-        """Return every deployment and resource, configured or added at run time, without looking up any key."""
+        """Return every deployment and resource, configured or added at run time, without looking up
+        any key.
+        """
         _, entries = await self._store.routing()
         found = added(settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
         more_deployments, more_resources = self._elsewhere
@@ -135,7 +142,9 @@ class Explainer:
         )
 
     async def _bound(self, settings: Settings, job: Job, models: Sequence[str]) -> Bindings:
-        """Return the budgets that bind the batch at each model, one group for each deployment that could take its calls."""
+        """Return the budgets that bind the batch at each model, one group for each deployment that
+        could take its calls.
+        """
         tenant = await self._store.tenant_name(job.tenant_id)
         policy = Tenants(settings).of(tenant or "")
         key = await self._store.get_key(job.key_id) if job.key_id else None
@@ -143,18 +152,23 @@ class Explainer:
         own = policy.budgets(job.tenant_id, user, job.key_id, job.id, job.limits, team)
         if key is not None:
             own = with_limits(own, LimitBound.KEY, str(job.key_id), limits_from(key["limits"]))
-        # This process may not know the deployments of a model; the batch's own budgets bind all the same.
+        # This process may not know the deployments of a model; the batch's own budgets bind all the
+        # same.
         return {model: [budgets + own for budgets in self._router.budgets(model) or [()]] for model in models}
 
     async def _least_ms(self, job: Job, bound: Bindings, waits_ms: dict[str, int]) -> dict[str, int]:
-        """Return the shortest time to the end for each model. With several models it counts one call each, because the
-        split is unknown."""
+        """Return the shortest time to the end for each model.
+
+        With several models it counts one call each, because the split is unknown.
+        """
         calls = calls_ahead(job) if len(bound) == 1 else CallsAhead(1)
         taken = {model: await self._store.calls_take_ms(ways, calls) for model, ways in bound.items()}
         return {model: max(taken[model] or 0, waits_ms.get(model, 0)) for model in bound}
 
     async def _spent(self, job: Job, bound: Bindings) -> tuple[tuple[SpentBudget, ...], dict[str, int]]:
-        """Return the used-up budgets of the models that cannot be called now, and how long each model must wait."""
+        """Return the used-up budgets of the models that cannot be called now, and how long each
+        model must wait.
+        """
         spent, waits_ms = [], {}
         for model, ways in bound.items():
             grants = await self._store.look_at_budgets([BudgetRequest(budgets, 1, 1, 1) for budgets in ways])
@@ -236,7 +250,9 @@ def unhealthy_models(
 def tide_notes(
     places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return sentences about the tides of each model's deployments, from what running processes reported lately."""
+    """Return sentences about the tides of each model's deployments, from what running processes
+    reported lately.
+    """
     notes = {}
     for model, serving in _serving(places, models).items():
         lines = dict.fromkeys(
@@ -250,7 +266,9 @@ def tide_notes(
 
 
 def tides_closed(places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
-    """Return the models without room beside interactive calls, as reported lately for every deployment that serves them."""
+    """Return the models without room beside interactive calls, as reported lately for every
+    deployment that serves them.
+    """
     closed = {place for place, why in tides_now if schedule.Reason.TIDE_CLOSED in why}
     return [model for model, serving in _serving(places, models).items() if serving and serving <= closed]
 

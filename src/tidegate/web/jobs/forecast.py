@@ -86,8 +86,9 @@ class Forecaster:
     async def least_ms(
         self, caller: Caller, calls: CallsAhead, models: Sequence[str], job_id: str, job_limits: tuple[Limit, ...]
     ) -> int | None:
-        """Return how long these calls take at least under the limits of the batch, its tenant, team, user and key and,
-        with one model, of its servers; None if they can never all be sent."""
+        """Return how long these calls take at least under the limits of the batch, its tenant,
+        team, user and key and, with one model, of its servers; None if they can never all be sent.
+        """
         tenant = await self._store.tenant_name(caller.tenant_id) or ""
         policy = self._tenants.of(tenant)
         own = policy.budgets(caller.tenant_id, caller.user, caller.key_id, job_id, job_limits, caller.team)
@@ -97,7 +98,9 @@ class Forecaster:
         return await self._store.calls_take_ms([(*own, *way) for way in servers or [()]], calls)
 
     async def admit(self, caller: Caller, wanted: JobRequest, share_owner: str, key: str | None) -> tuple[str, ...]:
-        """Return warnings about a deadline that cannot be met; raise a 400 if the operator wants a refusal."""
+        """Return warnings about a deadline that cannot be met; raise a 400 if the operator wants a
+        refusal.
+        """
         if self._scheduler.admission == "off":
             return ()
         try:
@@ -111,8 +114,9 @@ class Forecaster:
         return (late,)
 
     async def _hopeless(self, caller: Caller, wanted: JobRequest, share_owner: str) -> str | None:
-        """Return why the batch will be late: it is too much for the whole urgent share of a model, or its limits allow
-        too little. None if it can be in time."""
+        """Return why the batch will be late: it is too much for the whole urgent share of a model,
+        or its limits allow too little. None if it can be in time.
+        """
         try:
             files = await self._store.batch_inputs(caller.tenant_id, wanted)
         except ApiProblem:
@@ -133,7 +137,8 @@ class Forecaster:
             if best is None:
                 continue
             chance = eta.feasible(wanted.window_ms, position_of(outlook), [best[0]], self._scheduler.urgent_share)
-            # A call's time may follow its tokens or be the same for all calls: the batch is hopeless only if it is by both measures.
+            # A call's time may follow its tokens or be the same for all calls: the batch is
+            # hopeless only if it is by both measures.
             is_too_many = 1_000 * calls * units > wanted.window_ms * best[1] * max(1, sum(units_by_model.values()))
             if chance is eta.JobOutlook.IMPOSSIBLE and is_too_many:
                 return (
@@ -165,7 +170,9 @@ class Forecaster:
 
 
 def calls_ahead(job: Job) -> CallsAhead:
-    """Return the calls that a job still has to make, each with the average tokens of its calls so far."""
+    """Return the calls that a job still has to make, each with the average tokens of its calls so
+    far.
+    """
     answered = job.answered_count
     tokens_each = (job.usage.input_tokens + job.usage.output_tokens) // answered if answered else 0
     return CallsAhead(job.run_count - job.done_count, tokens_each)
@@ -178,8 +185,10 @@ def sampled_count(lines: Sequence[bytes], size_bytes: int) -> int:
 
 
 def sampled_units(lines: Sequence[bytes], size_bytes: int, rules: LineRules) -> dict[str, int]:
-    """Return the work units by model of an input of this size, if all of it is like these lines. Lines that cannot be
-    read are skipped."""
+    """Return the work units by model of an input of this size, if all of it is like these lines.
+
+    Lines that cannot be read are skipped.
+    """
     units: dict[str, int] = {}
     read_bytes = 0
     for line in lines:
@@ -217,10 +226,11 @@ def position_of(outlook: ModelOutlook) -> eta.Position:
 
 
 def end_of(model: ModelOutlook, outlook: Outlook, *, is_limited: bool) -> eta.Eta | None:
-    """Return when a job is done with a model, by its own progress or else by what the model served lately; None if
-    nothing was measured.
+    """Return when a job is done with a model, by its own progress or else by what the model served
+    lately; None if nothing was measured.
 
-    A job that waits for its limits does not show the model's pace, so its progress is ignored."""
+    A job that waits for its limits does not show the model's pace, so its progress is ignored.
+    """
     takes, done = eta.fitted(model.minutes), Backlog(*map(sub, model.total, model.left))
     begun_ms_ago = outlook.now - outlook.begun_at if outlook.begun_at is not None else 0
     # Beside other flows a job progresses by slices, in turns, which shows no steady pace.
@@ -230,8 +240,9 @@ def end_of(model: ModelOutlook, outlook: Outlook, *, is_limited: bool) -> eta.Et
 
 
 def end_by_rates(model: ModelOutlook) -> eta.Eta | None:
-    """Return when a job that has not begun is done with a model, by what the model served lately; None if nothing was
-    measured."""
+    """Return when a job that has not begun is done with a model, by what the model served lately;
+    None if nothing was measured.
+    """
     return _end_at(model, eta.fitted(model.minutes), None)
 
 

@@ -4,7 +4,9 @@ import msgspec
 
 
 class EtaShown(msgspec.Struct):
-    """When the batch is expected to be done, in unix seconds: with even odds by `p50`, and in 19 of 20 cases by `p95`."""
+    """When the batch is expected to be done, in unix seconds: with even odds by `p50`, and in 19 of
+    20 cases by `p95`.
+    """
 
     p50: int | None
     p95: int | None

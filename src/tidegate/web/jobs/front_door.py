@@ -1,8 +1,8 @@
-"""The description of a front door: its routes, scopes, shapes and names, so that no other room has to know them.
-`web/doors.py` lists all doors.
+"""The description of a front door: its routes, scopes, shapes and names, so that no other room has
+to know them. `web/doors.py` lists all doors.
 
-Commands and workers read that list too, and serve no routes. So a door imports what its routes need only when it is
-asked for them.
+Commands and workers read that list too, and serve no routes. So a door imports what its routes need
+only when it is asked for them.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class DoorParts(msgspec.Struct, frozen=True):
-    """The parts that doors make their routes of. `uploads` and `streams` bound what one tenant has open at all doors together."""
+    """The parts that doors make their routes of.
+
+    `uploads` and `streams` bound what one tenant has open at all doors together.
+    """
 
     context: "WebContext"
     reception: "Reception"
@@ -38,9 +41,12 @@ class DoorParts(msgspec.Struct, frozen=True):
 
 
 class FrontDoor:
-    """A front door. `about` describes it in the OpenAPI document. `metric_names` are the names of its calls in metrics,
-    by the beginning of their paths. `scopes` are the scopes that its routes need; a key that is bound to environments
-    gets only `environment_scopes`."""
+    """A front door.
+
+    `about` describes it in the OpenAPI document. `metric_names` are the names of its calls in
+    metrics, by the beginning of their paths. `scopes` are the scopes that its routes need; a key
+    that is bound to environments gets only `environment_scopes`.
+    """
 
     about: str
     metric_names: tuple[tuple[str, str], ...]
@@ -56,10 +62,13 @@ class FrontDoor:
         return {}
 
     def error_shapes(self) -> "Mapping[str, ErrorShape]":
-        """Return the shapes of its refusals by the beginning of their paths; OpenAI's shape holds elsewhere."""
+        """Return the shapes of its refusals by the beginning of their paths; OpenAI's shape holds
+        elsewhere.
+        """
         return {}
 
     def event_bodies(self, store: "Store", blobs: "Blobs", bytes_max: int) -> "Mapping[str, EventBodies]":
-        """Return what writes the webhook events of jobs made at this door, by the name that these jobs carry; empty for
-        OpenAI's form."""
+        """Return what writes the webhook events of jobs made at this door, by the name that these
+        jobs carry; empty for OpenAI's form.
+        """
         return {}

@@ -17,7 +17,8 @@ from tidegate.core.errors import ApiProblem
 OTHER_BYTES_MAX = 65_536
 _SPACES = re.compile(rb"[ \t\r\n]*+")
 _BRACKET_OR_QUOTE = re.compile(rb'["{}\[\]]')
-# Everything up to and including the next bracket outside of strings; no match if these bytes have none.
+# Everything up to and including the next bracket outside of strings; no match if these bytes have
+# none.
 _TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]*+)*+[{}\[\]]', re.DOTALL)
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SCALAR = re.compile(rb"[^,{}\[\] \t\r\n\"]*+")
@@ -71,8 +72,8 @@ class InlineList:
         self._place = _Place.START
         self._field = ""
         self._has_list = False
-        # `_start` is where the unread bytes begin. Inside a value (`_is_inside`), `_at`, `_depth` and `_in_string` are where the
-        # search for its end stopped.
+        # `_start` is where the unread bytes begin. Inside a value (`_is_inside`), `_at`, `_depth`
+        # and `_in_string` are where the search for its end stopped.
         self._buffer = b""
         self._start = 0
         self._is_inside = False
@@ -144,8 +145,10 @@ class InlineList:
             raise invalid("The body is not valid JSON.")
 
     def _take_value(self) -> bytes | None:
-        """Take an element, a field's name or a field's value, once it is whole. Return an element, empty bytes for
-        another value, or None if more bytes are needed."""
+        """Take an element, a field's name or a field's value, once it is whole.
+
+        Return an element, empty bytes for another value, or None if more bytes are needed.
+        """
         end = self._scan()
         is_element = self._place in (_Place.FIRST_ELEMENT, _Place.ELEMENT)
         size = (end or len(self._buffer)) - self._start
@@ -190,9 +193,11 @@ class InlineList:
         raise ApiProblem(400, "unknown_parameter", message, param=shown)
 
     def _scan(self) -> int:
-        """Return the end of a value, searched from where the last search stopped; 0 if it has not arrived.
+        """Return the end of a value, searched from where the last search stopped; 0 if it has not
+        arrived.
 
-        Brackets are only counted: the decoder checks whether they match."""
+        Brackets are only counted: the decoder checks whether they match.
+        """
         data, at, depth, in_string = self._buffer, self._at, self._depth, self._in_string
         if not depth and not in_string and data[at : at + 1] not in (b'"', b"{", b"["):
             scalar = _SCALAR.match(data, at)
@@ -208,7 +213,8 @@ class InlineList:
             if in_string:
                 text = _STRING.match(data, at)
                 at = text.end() if text else at
-                # The match stops at the closing quote, at the end of the bytes, or at an escape of which only half has arrived.
+                # The match stops at the closing quote, at the end of the bytes, or at an escape of
+                # which only half has arrived.
                 if data[at : at + 1] != b'"':
                     break
                 at, in_string = at + 1, False

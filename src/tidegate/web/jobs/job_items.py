@@ -1,7 +1,7 @@
 """Items from a job's files: pages of result lines, and one item with its request and its response.
 
-A page is a stretch of a result file, and an item's id leads to the place of its line, so a page costs the same wherever
-it begins. At most a line and a piece of a file are in memory.
+A page is a stretch of a result file, and an item's id leads to the place of its line, so a page
+costs the same wherever it begins. At most a line and a piece of a file are in memory.
 """
 
 import json
@@ -26,7 +26,8 @@ from tidegate.web.jobs.stored_lines import ERRORS, OUTPUT, PlacedLine, StoredLin
 MESSAGE_CHARS_MAX = 500
 # The most bytes that are searched for one page; the rest is left to the next page.
 LOOK_BYTES_MAX = 16 << 20
-# There is no index of names: a search reads all of a job's files, so a tenant may have only a few at once.
+# There is no index of names: a search reads all of a job's files, so a tenant may have only a few
+# at once.
 LOOKUPS_MAX = 4
 # Reads the custom_id of a line.
 NameOf = Callable[[bytes], str | None]
@@ -47,7 +48,9 @@ class ItemShown(msgspec.Struct):
 
 
 class ItemDetail(msgspec.Struct):
-    """One request of a batch with its input line and its response; null for a part that does not exist yet or any more."""
+    """One request of a batch with its input line and its response; null for a part that does not
+    exist yet or any more.
+    """
 
     id: str | None
     object: str
@@ -162,7 +165,9 @@ class JobItems:
         )
 
     async def _place(self, job: Job, item_id: str) -> tuple[str, int, int] | None:
-        """Return the result file of a finished item, and where its line begins and ends; None for any other id."""
+        """Return the result file of a finished item, and where its line begins and ends; None for
+        any other id.
+        """
         split = split_item_id(item_id)
         if split is None or split[0] != job_part(job.id):
             return None
@@ -172,7 +177,9 @@ class JobItems:
         return None
 
     async def _file(self, job: Job, name: str) -> tuple[str | None, int]:
-        """Return a result file and its final size so far: the files of an ordered job are rewritten at its end."""
+        """Return a result file and its final size so far: the files of an ordered job are rewritten
+        at its end.
+        """
         file_id, size_bytes = (
             (job.output_file_id, job.output_bytes) if name == OUTPUT else (job.error_file_id, job.error_bytes)
         )
@@ -204,7 +211,10 @@ class JobItems:
         return None
 
     async def _find(self, file_id: str | None, size_bytes: int, custom_id: str, name_of: NameOf) -> bytes | None:
-        """Return the first line with this custom_id. Only lines that contain its letters are decoded, then lines with escapes."""
+        """Return the first line with this custom_id.
+
+        Only lines that contain its letters are decoded, then lines with escapes.
+        """
         if file_id is None or not size_bytes:
             return None
         spelled = dict.fromkeys((msgspec.json.encode(custom_id), json.dumps(custom_id).encode()))

@@ -20,7 +20,9 @@ _WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?\s*(?:;.*)?', re.ASCII | re.IGNO
 
 
 def preferred_wait_s(request: Request) -> int:
-    """Return how long the caller prefers to wait, at most a minute; 0 without a preference that can be read."""
+    """Return how long the caller prefers to wait, at most a minute; 0 without a preference that can
+    be read.
+    """
     for preference in preferences(request):
         if (found := _WAIT.fullmatch(preference)) is not None:
             return min(int(found[1]), WAIT_S_MAX)
@@ -33,12 +35,15 @@ class JobWait:
         self._slots = slots
 
     def has_room(self, job: Job) -> bool:
-        """Return whether one more request of the job's tenant may wait here; without room it is answered at once."""
+        """Return whether one more request of the job's tenant may wait here; without room it is
+        answered at once.
+        """
         return not self._slots.are_taken(job.tenant_id)
 
     async def until(self, request: Request, job: Job, wait_s: int, is_awaited: Callable[[Job], bool]) -> Job | None:
-        """Wait until the job is as awaited, the time is over, the client leaves or this process stops. Return the job's
-        last state; None if it is gone."""
+        """Wait until the job is as awaited, the time is over, the client leaves or this process
+        stops. Return the job's last state; None if it is gone.
+        """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_s
         open_call = request.scope["tidegate.intake"].open_call

@@ -19,8 +19,8 @@ from tidegate.web.context import WebContext
 log = structlog.get_logger()
 
 LOOK_S = 0.5
-# Notices that come closer together share one look. The pause grows with the time of a look, so that looks take at most a
-# fifth of the time.
+# Notices that come closer together share one look. The pause grows with the time of a look, so that
+# looks take at most a fifth of the time.
 PAUSE_S_MIN = 0.002
 PAUSE_LOOKS = 4
 
@@ -65,8 +65,10 @@ class JobWatch:
 
     @property
     def reader_patience_s(self) -> float:
-        """Return how long a stream waits for its reader. This ends before the connection is cut, so that a late reader
-        learns how to go on."""
+        """Return how long a stream waits for its reader.
+
+        This ends before the connection is cut, so that a late reader learns how to go on.
+        """
         return self._client_timeout_s / 2
 
     @contextmanager

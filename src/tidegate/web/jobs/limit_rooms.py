@@ -41,12 +41,15 @@ class LimitRooms:
         self._tenants = context.tenants()
 
     async def of_caller(self, caller: Caller, job_limits: tuple[Limit, ...] = ()) -> list[CallerLimit]:
-        """Return what the limits of the caller's tenant, team, user and key, and those of a new job, have left."""
+        """Return what the limits of the caller's tenant, team, user and key, and those of a new
+        job, have left.
+        """
         return await self._rooms(self._budgets(await self._policy(caller), caller, job_limits))
 
     async def headers(self, caller: Caller, *, is_creation: bool = True) -> Headers:
-        """Return headers with what the caller's limits have left of calls and, for a creation, of batches to create. If
-        the store fails there are no such headers."""
+        """Return headers with what the caller's limits have left of calls and, for a creation, of
+        batches to create. If the store fails there are no such headers.
+        """
         try:
             policy = await self._policy(caller)
             budgets = [one for one in self._budgets(policy, caller) if not one.in_money]
@@ -88,7 +91,9 @@ class LimitRooms:
 
 
 def _ask(budget: Budget, limit: Limit, side: str) -> BudgetRequest:
-    """Return a request for more of one side of a limit than it has: what is granted is what is left."""
+    """Return a request for more of one side of a limit than it has: what is granted is what is
+    left.
+    """
     if budget.kind is BudgetKind.MONEY:
         return BudgetRequest((replace(budget, limits=(limit,)),), 1, 0, nano=_MANY)
     alone = replace(limit, tokens=None) if side == "requests" else replace(limit, requests=None)

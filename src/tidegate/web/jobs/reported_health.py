@@ -1,4 +1,6 @@
-"""The health of deployments as workers reported it, for an API process that calls none of them itself."""
+"""The health of deployments as workers reported it, for an API process that calls none of them
+itself.
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +12,10 @@ from tidegate.upstream.routing.health import BreakerState
 
 
 def reported_troubles(workers: Sequence[ReportedWorker]) -> dict[str, DeploymentTrouble]:
-    """Return the deployments to which a living worker sends nothing, by name. Of several reports the longest trouble counts."""
+    """Return the deployments to which a living worker sends nothing, by name.
+
+    Of several reports the longest trouble counts.
+    """
     reported: dict[str, DeploymentTrouble] = {}
     for worker in workers:
         for one in worker.report.deployments if worker.is_alive else ():
@@ -21,7 +26,9 @@ def reported_troubles(workers: Sequence[ReportedWorker]) -> dict[str, Deployment
 
 
 def reported_status(status: DeploymentStatus, trouble: DeploymentTrouble | None) -> DeploymentStatus:
-    """Return a deployment's status in this process; where only a worker found it unhealthy, with that worker's report."""
+    """Return a deployment's status in this process; where only a worker found it unhealthy, with
+    that worker's report.
+    """
     if trouble is None or status.open_for_ms is not None or status.is_drained:
         return status
     return msgspec.structs.replace(

@@ -1,7 +1,7 @@
 """Lines of result files for doors, also lines with damaged bytes.
 
-A damaged line is an item with an error, never the end of a list: the store knows the place of each item, so a line
-without its name or its end is still shown. Damage is logged once for each reader.
+A damaged line is an item with an error, never the end of a list: the store knows the place of each
+item, so a line without its name or its end is still shown. Damage is logged once for each reader.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -54,8 +54,10 @@ class StoredLines:
         self._is_logged = False
 
     async def read(self, at: int, text: bytes) -> list[PlacedLine]:
-        """Return the line in these bytes, which begin at this place of the file and reach to a line end. Damaged bytes
-        give all lines that were recorded there; none if they belong to the line before."""
+        """Return the line in these bytes, which begin at this place of the file and reach to a line
+        end. Damaged bytes give all lines that were recorded there; none if they belong to the line
+        before.
+        """
         try:
             return [PlacedLine(self._name, at, text, read_line(text))]
         except DAMAGE as damage:

@@ -42,7 +42,8 @@ from tidegate.web.jobs.limit_rooms import CallerLimit, LimitRooms, LimitSides
 
 # Passes that this process makes at once in each lane: one over a large input may take a core.
 _PASSES_MAX = 2
-# The least share of a prompt that a model reads: that of a prompt made of escapes alone, each for two bytes of text.
+# The least share of a prompt that a model reads: that of a prompt made of escapes alone, each for
+# two bytes of text.
 _READ_SHARE_MIN = 1 / 3
 ERROR_FILE = "error_file"
 _bad_item = msgspec.json.Decoder(BadItem).decode
@@ -92,10 +93,13 @@ class BindingLimit(msgspec.Struct):
 
 
 class JobEstimate(msgspec.Struct):
-    """All that is known of a batch before it is created. `cost` is in the currency of the operator's prices; `eta` is
-    null if nothing was measured. `deduplicated` requests have the answer of another one, and `reused` ones that of an
-    earlier batch: they are not run, and count neither in `tokens` nor in `cost`. `bad_lines` are the first of the
-    `bad_count` lines that would fail."""
+    """All that is known of a batch before it is created.
+
+    `cost` is in the currency of the operator's prices; `eta` is null if nothing was measured.
+    `deduplicated` requests have the answer of another one, and `reused` ones that of an earlier
+    batch: they are not run, and count neither in `tokens` nor in `cost`. `bad_lines` are the first
+    of the `bad_count` lines that would fail.
+    """
 
     errors: Sequence[LineError]
     item_count: int
@@ -126,7 +130,8 @@ class JobValidation:
         self._passes = InputPasses()
         levels = context.settings.parameters.levels()
         self._earlier = EarlierJobs(context.store, context.blobs, lambda job: levels)
-        # A tenant has one pass of each lane at a time, so that its large inputs do not block those of others.
+        # A tenant has one pass of each lane at a time, so that its large inputs do not block those
+        # of others.
         self._own_turns = {lane: dry_run_slots() for lane in IngestLane}
         self._turns = {lane: asyncio.Semaphore(_PASSES_MAX) for lane in IngestLane}
 
@@ -151,7 +156,8 @@ class JobValidation:
             outlook = await self._store.forecast(load.model, share_owner, Backlog(units, load.items), self._servers)
             answers = output_tokens(load, outlook.minutes)
             output += answers
-            # Scheduling counts the bytes of requests; the cost counts only what a model reads of them.
+            # Scheduling counts the bytes of requests; the cost counts only what a model reads of
+            # them.
             read = msgspec.structs.replace(load, input_tokens=int(read_share * load.input_tokens))
             cost += cost_nano(read, answers, self._router.prices(load.model), shared_share)
             outlooks.append(outlook)
@@ -179,7 +185,9 @@ class JobValidation:
     async def _unusable(
         self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane, errors: Sequence[LineError]
     ) -> JobEstimate:
-        """Return what keeps this input from being a batch, and the other bad lines, so that all of it can be fixed at once."""
+        """Return what keeps this input from being a batch, and the other bad lines, so that all of
+        it can be fixed at once.
+        """
         lenient = msgspec.structs.replace(wanted, invalid_lines=ERROR_FILE)
         plan, bad_lines, _ = await self._plan(caller, lenient, files, lane)
         known = {(error.line, error.message) for error in errors}
@@ -194,7 +202,10 @@ class JobValidation:
     async def _plan(
         self, caller: Caller, wanted: JobRequest, files: Sequence[File], lane: IngestLane
     ) -> tuple[IngestPlan, Sequence[LineError], int]:
-        """Read the input through. Return the plan, the first lines that would fail, and how many bytes are escapes."""
+        """Read the input through.
+
+        Return the plan, the first lines that would fail, and how many bytes are escapes.
+        """
         escaped = 0
         rules = self._rules(caller, wanted)
         with _passing(self._scratch, 2 + len(files)) as (joined_path, work_path, *paths):
@@ -257,15 +268,20 @@ def _copy(chunk: bytes, copy: IO[bytes]) -> int:
 
 
 def _read_share(plan: IngestPlan, escaped: int) -> float:
-    """Return the share of the prompts' text that models read: all but escapes. Lines that are not run are taken to have
-    as many escapes as others."""
+    """Return the share of the prompts' text that models read: all but escapes.
+
+    Lines that are not run are taken to have as many escapes as others.
+    """
     run_count = sum(one.count for one in plan.slices if one.model)
     unread = escaped * run_count / max(1, plan.item_count)
     return max(_READ_SHARE_MIN, 1 - unread / max(1, plan.prompt_bytes - plan.file_bytes))
 
 
 def _bad_lines(plan: IngestPlan, work_path: Path, count_max: int) -> list[LineError]:
-    """Return the first lines that ingest found bad, in the order of the input. They are at the end of the work file."""
+    """Return the first lines that ingest found bad, in the order of the input.
+
+    They are at the end of the work file.
+    """
     bad = [one for one in plan.slices if not one.model]
     if not bad:
         return []
@@ -282,7 +298,9 @@ def _shown(tokens: EstimateRange) -> TokenRange:
 def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
     """Return what a plan asks of each model, and how many of its lines are item errors.
 
-    Prompts are counted by model only if there is one model; otherwise they are divided by work units."""
+    Prompts are counted by model only if there is one model; otherwise they are divided by work
+    units.
+    """
     items: dict[str, int] = {}
     units: dict[str, int] = {}
     for one in plan.slices:
@@ -300,7 +318,9 @@ def _loads(plan: IngestPlan) -> tuple[list[ModelLoad], int]:
 
 
 def _eta(outlooks: Sequence[ModelOutlook], least_ms: int) -> EtaSeconds | None:
-    """Return when the last model is done, under limits that take at least `least_ms`; None if a model was not measured."""
+    """Return when the last model is done, under limits that take at least `least_ms`; None if a
+    model was not measured.
+    """
     ends = [end_by_rates(one) for one in outlooks]
     known = [end for end in ends if end is not None]
     if not known or len(known) < len(ends):
@@ -323,7 +343,10 @@ def _exceeds(left: LimitSides, requests: int, tokens: int, nano: int) -> bool:
 
 
 def together(parts: Sequence[JobEstimate]) -> JobEstimate:
-    """Return what several batches take that run one after another. A limit binds if it has too little left for all of them."""
+    """Return what several batches take that run one after another.
+
+    A limit binds if it has too little left for all of them.
+    """
     prompts, answers = (
         TokenRange(*(sum(one) for one in zip(*map(msgspec.structs.astuple, ranges), strict=True)))
         for ranges in ([one.tokens.input_range for one in parts], [one.tokens.output for one in parts])

@@ -51,7 +51,10 @@ class InlineRequests:
         self._list.finish()
 
     def _line(self, text: bytes) -> bytes:
-        """Return the input line of one request. Its parameters are the caller's bytes on one line."""
+        """Return the input line of one request.
+
+        Its parameters are the caller's bytes on one line.
+        """
         if self.count >= self._count_max:
             raise bad(
                 "requests",

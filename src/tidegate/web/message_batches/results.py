@@ -81,7 +81,10 @@ async def results(store: Store, blobs: Blobs, job: Job) -> AsyncGenerator[bytes,
 
 
 async def _lines_of(store: Store, blobs: Blobs, job: Job, file: File) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an input or a result file. A damaged result is replaced by one that reports the damage."""
+    """Yield the lines of an input or a result file.
+
+    A damaged result is replaced by one that reports the damage.
+    """
     async with aclosing(file_bytes(store, blobs, file.id, 0, file.size_bytes)) as stream:
         if file.id not in (job.output_file_id, job.error_file_id):
             async for text in whole_lines(stream):
@@ -124,7 +127,9 @@ def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
 
 
 def _custom_id_of(line: bytes) -> bytes:
-    """Return the custom_id in a line of the input, as JSON, even if the rest of the line is damaged."""
+    """Return the custom_id in a line of the input, as JSON, even if the rest of the line is
+    damaged.
+    """
     return bytes(_decode(line).custom_id) if is_whole(line) else msgspec.json.encode(salvaged_custom_id(line) or "")
 
 

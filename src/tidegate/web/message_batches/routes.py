@@ -1,7 +1,8 @@
-"""Anthropic's Message Batches, made of jobs: inline requests become an input file, and from there on the job is like any other.
+"""Anthropic's Message Batches, made of jobs: inline requests become an input file, and from there
+on the job is like any other.
 
-`msgbatch_X` here is `batch_X` at OpenAI's door. This door shows only jobs for /v1/messages, because the results of
-others have another shape.
+`msgbatch_X` here is `batch_X` at OpenAI's door. This door shows only jobs for /v1/messages, because
+the results of others have another shape.
 """
 
 import contextlib
@@ -136,7 +137,8 @@ class MessageBatchRoutes:
         if request.method == "HEAD":
             return Response(None, 200, headers, MEDIA_TYPE)
         stream = results(self._store, self._blobs, job)
-        # Fetch the first piece before the head goes out, so that unreachable storage is still a 503.
+        # Fetch the first piece before the head goes out, so that unreachable storage is still a
+        # 503.
         first = await anext(stream, b"")
         return content.Download(first, stream, 200, headers, MEDIA_TYPE)
 
@@ -171,7 +173,10 @@ class MessageBatchRoutes:
 
     @contextlib.asynccontextmanager
     async def _received(self, request: Request) -> AsyncIterator[Upload]:
-        """Receive all requests as the lines of an upload. The upload is thrown away if the block fails."""
+        """Receive all requests as the lines of an upload.
+
+        The upload is thrown away if the block fails.
+        """
         intake: Intake = request.scope["tidegate.intake"]
         limits = self._limits
         count_max = limits.message_batch_items_max

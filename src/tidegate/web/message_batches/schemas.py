@@ -57,7 +57,10 @@ def job_id_of(sent: str) -> str | None:
 
 
 def message_batch(job: Job, total: int, base: str) -> MessageBatch:
-    """Return a job in Anthropic's shape. `total` is the number of its requests, and `base` the URL that its caller uses."""
+    """Return a job in Anthropic's shape.
+
+    `total` is the number of its requests, and `base` the URL that its caller uses.
+    """
     has_ended = job.state in JOB_ENDED
     batch_id = public_id(job.id)
     return MessageBatch(

@@ -190,9 +190,12 @@ class BatchRoutes:
         return await self._growing(request, job, job.error_file_id, job.error_bytes, "error")
 
     async def _growing(self, request: Request, job: Job, file_id: str | None, size_bytes: int, name: str) -> Response:
-        """Return what is finished so far. Bytes that were shown keep their place, so a reader can go on where it stopped.
+        """Return what is finished so far.
 
-        An ordered job is rewritten at its end, so until then it shows nothing."""
+        Bytes that were shown keep their place, so a reader can go on where it stopped.
+
+        An ordered job is rewritten at its end, so until then it shows nothing.
+        """
         is_final = job.state in JOB_ENDED
         if is_final and file_id is not None and await self._store.get_file(job.tenant_id, file_id) is None:
             raise no_such_file(file_id, "batch_id")

@@ -130,7 +130,8 @@ class FileRoutes:
         if job is None:
             return None
         if file.state is FileState.GROWING and job.ordered:
-            # The file is rewritten in the order of the input at the end, so no place in it is final.
+            # The file is rewritten in the order of the input at the end, so no place in it is
+            # final.
             raise no_such_file(file.id)
         return result_progress(job, file.id)
 

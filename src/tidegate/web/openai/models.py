@@ -37,7 +37,8 @@ ASKED_AT_ONCE_MAX = 4
 MODELS_MAX = 1_000
 SCOPE = "batches:read or inference"
 UNLISTED = Listed()
-# Known but ignored: the list is always whole. Anthropic's clients page through it, and OpenAI's Codex sends its version.
+# Known but ignored: the list is always whole. Anthropic's clients page through it, and OpenAI's
+# Codex sends its version.
 ANTHROPIC_LIST = ("after_id", "before_id", "beta", "limit")
 OPENAI_LIST = ("client_version",)
 
@@ -87,7 +88,9 @@ class ModelRoutes:
         return json_answer(shown(name, found[name]))
 
     async def _is_taken(self, name: str, caller: Caller) -> bool:
-        """Return whether a server without configured names takes this name, although it does not list it."""
+        """Return whether a server without configured names takes this name, although it does not
+        list it.
+        """
         if not (_is_name(name) and allows(caller.models, caller.resources, name, self._model_of)):
             return False
         async with self._places:

@@ -1,4 +1,6 @@
-"""The descriptions of this door's routes, with the structs that check their bodies and write their answers."""
+"""The descriptions of this door's routes, with the structs that check their bodies and write their
+answers.
+"""
 
 from tidegate.web.http.answers import Page
 from tidegate.web.http.operations import PAGE, Operation, Operations

@@ -1,5 +1,7 @@
-"""The structs of OpenAI's Files, Uploads and Batches APIs, and how nouns are written in them. Only here a job is called
-a batch."""
+"""The structs of OpenAI's Files, Uploads and Batches APIs, and how nouns are written in them.
+
+Only here a job is called a batch.
+"""
 
 from typing import Any, TypeVar
 
@@ -77,7 +79,9 @@ class BatchErrors(msgspec.Struct):
 
 
 class RequestCounts(msgspec.Struct):
-    """`failed` counts every line of the error file; `cancelled` counts those of them that never ran because of a cancel."""
+    """`failed` counts every line of the error file; `cancelled` counts those of them that never ran
+    because of a cancel.
+    """
 
     total: int
     completed: int
@@ -117,7 +121,9 @@ class BatchMaxErrors(msgspec.Struct):
 
 
 class BatchAnswers(msgspec.Struct):
-    """The schema that answers must fit: a JSON schema, or "response_format" for the schema of each request."""
+    """The schema that answers must fit: a JSON schema, or "response_format" for the schema of each
+    request.
+    """
 
     schema: msgspec.Raw
     tries_max: int
@@ -143,7 +149,10 @@ class CanaryForecast(msgspec.Struct):
 
 
 class BatchCanary(msgspec.Struct):
-    """`state` is running, waiting, passed or failed. The forecast is set once the sample is done."""
+    """`state` is running, waiting, passed or failed.
+
+    The forecast is set once the sample is done.
+    """
 
     items: int
     max_error_share: float
@@ -153,8 +162,10 @@ class BatchCanary(msgspec.Struct):
 
 
 class BatchWebhook(msgspec.Struct, omit_defaults=True):
-    """The URL that is notified of the end of the batch, and the kinds of ends. Only the answer that creates the batch
-    has the signing secret."""
+    """The URL that is notified of the end of the batch, and the kinds of ends.
+
+    Only the answer that creates the batch has the signing secret.
+    """
 
     url: str
     events: list[str]
@@ -162,14 +173,17 @@ class BatchWebhook(msgspec.Struct, omit_defaults=True):
 
 
 class Extras(msgspec.Struct):
-    """Fields that OpenAI's object does not have. `shared_prefix_share` is the share of all prompt bytes that an earlier
-    prompt had too.
+    """Fields that OpenAI's object does not have.
 
-    `cost` is the exact cost of its answers so far, in the currency of the operator's prices: the sum over its result lines.
-    `slack_seconds` is how much sooner than its deadline the batch is expected to be done; null while there is no estimate, as is `eta`.
-    `stopped_by` names the threshold that ended it. `schema_invalid` counts the requests that failed because no answer fitted.
-    A retry names the batch it is `retry_of`, and `merged_output_file_id` holds the answers of both once it has ended.
-    `work_units` is its estimated work in tokens, and `size_class` the class of that size; null unless it runs.
+    `shared_prefix_share` is the share of all prompt bytes that an earlier prompt had too.
+
+    `cost` is the exact cost of its answers so far, in the currency of the operator's prices: the
+    sum over its result lines. `slack_seconds` is how much sooner than its deadline the batch is
+    expected to be done; null while there is no estimate, as is `eta`. `stopped_by` names the
+    threshold that ended it. `schema_invalid` counts the requests that failed because no answer
+    fitted. A retry names the batch it is `retry_of`, and `merged_output_file_id` holds the answers
+    of both once it has ended. `work_units` is its estimated work in tokens, and `size_class` the
+    class of that size; null unless it runs.
     """
 
     ordered: bool
@@ -264,8 +278,11 @@ class Validation(msgspec.Struct):
 
 
 class ModelObject(msgspec.Struct, omit_defaults=True):
-    """A model. `max_model_len` is the longest context that all its servers take, as vLLM and SGLang report it; left out
-    if unknown."""
+    """A model.
+
+    `max_model_len` is the longest context that all its servers take, as vLLM and SGLang report it;
+    left out if unknown.
+    """
 
     id: str
     object: str
@@ -322,7 +339,10 @@ def upload_object(upload: PartedUpload, file: File | None = None) -> UploadObjec
 
 
 def batch(job: Job, forecast: Forecast = UNKNOWN, signing_secret: str | None = None) -> Batch:
-    """Return the job as an OpenAI batch. `signing_secret` is that of its webhook, for the answer that creates the batch."""
+    """Return the job as an OpenAI batch.
+
+    `signing_secret` is that of its webhook, for the answer that creates the batch.
+    """
     output_ids, error_ids = _result_ids(job)
     return Batch(
         id=job.id,
@@ -438,7 +458,10 @@ def validation(estimate: JobEstimate) -> Validation:
 
 
 def status(job: Job) -> str:
-    """Return a job's status. A cancel shows at once, even for a job that waits for ingest and so cannot be `cancelling`."""
+    """Return a job's status.
+
+    A cancel shows at once, even for a job that waits for ingest and so cannot be `cancelling`.
+    """
     if job.state is JobState.VALIDATING and job.closing is JobState.CANCELLED:
         return JobState.CANCELLING.value
     return job.state.value
@@ -470,7 +493,10 @@ def _max_errors(errors: MaxErrors | None) -> BatchMaxErrors | None:
 
 
 def _result_ids(job: Job) -> tuple[list[str], list[str]]:
-    """Return the ids of the output and error files. Before the end both still grow, so no id is returned."""
+    """Return the ids of the output and error files.
+
+    Before the end both still grow, so no id is returned.
+    """
     if job.state not in JOB_ENDED:
         return [], []
     whole = [[job.output_file_id] if job.output_file_id else [], [job.error_file_id] if job.error_file_id else []]

@@ -1,1 +1,3 @@
-"""The description of all routes: an OpenAPI document, a page that shows it, and the first page of a server."""
+"""The description of all routes: an OpenAPI document, a page that shows it, and the first page of a
+server.
+"""

@@ -1,4 +1,6 @@
-"""The descriptions of routes, with the structs that check bodies and write answers. The OpenAPI document is made from them.
+"""The descriptions of routes, with the structs that check bodies and write answers.
+
+The OpenAPI document is made from them.
 
 Doors describe their own routes; those of operators are here.
 """

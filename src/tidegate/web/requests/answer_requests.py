@@ -21,7 +21,10 @@ ANSWERS_ALLOWED = {
 
 
 class AnswersAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The `answers` of a batch. `schema` is a JSON Schema, or "response_format" for the schema of each request."""
+    """The `answers` of a batch.
+
+    `schema` is a JSON Schema, or "response_format" for the schema of each request.
+    """
 
     schema: Any
     tries_max: Annotated[int, Meta(ge=0, le=TRIES_MAX)] = 2

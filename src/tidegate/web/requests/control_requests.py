@@ -36,8 +36,9 @@ CONTROLS_ALLOWED = {
 
 
 class MaxErrorsAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The failures that stop a batch: more than `count` requests, or more than `share` of those that are done, once
-    `after` are done."""
+    """The failures that stop a batch: more than `count` requests, or more than `share` of those
+    that are done, once `after` are done.
+    """
 
     count: Count | None = None
     share: Annotated[float, Meta(ge=0, lt=1)] | None = None
@@ -45,7 +46,9 @@ class MaxErrorsAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CanaryAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The sample that runs before the rest of a batch, the share of it that may fail, and what follows."""
+    """The sample that runs before the rest of a batch, the share of it that may fail, and what
+    follows.
+    """
 
     items: Annotated[int, Meta(ge=1, le=COUNT_MAX)]
     max_error_share: Annotated[float, Meta(ge=0, le=1)] = CANARY_ERROR_SHARE
@@ -59,7 +62,9 @@ class CanaryWord(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchChange(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches/{batch_id}: absent fields stay unchanged, and null removes a value."""
+    """The body of POST /v1/batches/{batch_id}: absent fields stay unchanged, and null removes a
+    value.
+    """
 
     priority: Priority | UnsetType = UNSET
     not_before: NotBefore | UnsetType | None = UNSET

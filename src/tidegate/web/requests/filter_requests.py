@@ -18,7 +18,10 @@ _STATUSES = tuple(state.value for state in JobState)
 
 
 def job_filter(query: QueryParams, others: tuple[str, ...]) -> JobFilter | None:
-    """Return the filter of a list's query; None without any filter. `others` are the list's own parameters."""
+    """Return the filter of a list's query; None without any filter.
+
+    `others` are the list's own parameters.
+    """
     pairs = {match["key"]: name for name in query if (match := _PAIR.fullmatch(name))}
     requests.refuse_unknown(query, (*others, *FILTERS, "metadata[KEY]", *pairs.values()))
     if not pairs and not any(name in query for name in FILTERS):

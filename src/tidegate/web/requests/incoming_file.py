@@ -21,10 +21,12 @@ async def received_file(
     too_large: ApiProblem,
     admit: Callable[[Mapping[str, str]], None] | None = None,
 ) -> AsyncIterator[Upload]:
-    """Receive the file of a form. Its bytes are thrown away if the block fails.
+    """Receive the file of a form.
 
-    `admit` may refuse a form by the fields before its file, before any byte of the file is stored; without it, a wrong
-    purpose is refused.
+    Its bytes are thrown away if the block fails.
+
+    `admit` may refuse a form by the fields before its file, before any byte of the file is stored;
+    without it, a wrong purpose is refused.
     """
     intake: Intake = request.scope["tidegate.intake"]
     upload: Upload | None = None

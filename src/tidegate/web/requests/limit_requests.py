@@ -20,8 +20,10 @@ Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
 
 
 class LimitAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The most that may be used in one period. `enabled: false` skips the entry. `cost` is money, as a number or as
-    decimal text."""
+    """The most that may be used in one period.
+
+    `enabled: false` skips the entry. `cost` is money, as a number or as decimal text.
+    """
 
     period: str
     requests: Count | None = None
@@ -31,7 +33,10 @@ class LimitAsk(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeyLimitAsk(LimitAsk, forbid_unknown_fields=True):
-    """A limit of a key. It can also bound the batches that the key creates, and the bytes of their inputs."""
+    """A limit of a key.
+
+    It can also bound the batches that the key creates, and the bytes of their inputs.
+    """
 
     batches: Count | None = None
     bytes: Count | None = None
@@ -42,8 +47,11 @@ KeyLimitAsks = Annotated[list[KeyLimitAsk], Meta(max_length=LIMITS_MAX)]
 
 
 def job_limits(asked: Sequence[LimitAsk] | None, name: str = "limits") -> tuple[Limit, ...]:
-    """Return the limits for budgets. Each period may occur once, and each entry must limit something. `name` is the
-    name of their field."""
+    """Return the limits for budgets.
+
+    Each period may occur once, and each entry must limit something. `name` is the name of their
+    field.
+    """
     found: dict[Period, Limit] = {}
     for index, one in enumerate(asked or ()):
         where = f"{name}[{index}]"

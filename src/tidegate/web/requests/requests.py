@@ -105,8 +105,10 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/batches. The last twenty-one fields are not OpenAI's. LiteLLM's SDK sends the last one,
-    which is ignored."""
+    """The body of POST /v1/batches.
+
+    The last twenty-one fields are not OpenAI's. LiteLLM's SDK sends the last one, which is ignored.
+    """
 
     input_file_id: str | UnsetType = UNSET
     endpoint: str
@@ -174,7 +176,9 @@ def require_json(request: Request) -> None:
 
 
 def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
-    """Check the body of a create against everything that can be known without the file, and return the request."""
+    """Check the body of a create against everything that can be known without the file, and return
+    the request.
+    """
     _check_endpoint(body.endpoint, settings)
     _check_metadata(body.metadata)
     window_text = window.DEFAULT_TEXT if body.completion_window is None else body.completion_window
@@ -208,7 +212,10 @@ def job_request(body: BatchCreate, settings: Settings) -> JobRequest:
 
 
 def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
-    """Check what a new batch asks of all its lines and files, and return it. `more_inputs` are the files after the first."""
+    """Check what a new batch asks of all its lines and files, and return it.
+
+    `more_inputs` are the files after the first.
+    """
     return JobShape(
         defaults=checked_parameters("defaults", body.defaults, body.endpoint),
         overrides=checked_parameters("overrides", body.overrides, body.endpoint),
@@ -221,7 +228,9 @@ def job_shape(body: BatchCreate, more_inputs: tuple[str, ...]) -> JobShape:
 
 
 def job_change(body: BatchChange, settings: Settings) -> JobChange:
-    """Check the change of a running job against everything that can be known without the job, and return it."""
+    """Check the change of a running job against everything that can be known without the job, and
+    return it.
+    """
     controls = changed_controls(body)
     if body.completion_window is not msgspec.UNSET:
         return JobChange(controls, _window_ms(body.completion_window, settings), body.completion_window)

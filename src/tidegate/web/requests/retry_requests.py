@@ -21,15 +21,19 @@ RETRY_ALLOWED = {
 
 
 class RetryWish(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches/{batch_id}/retry. Without outcomes it takes failed requests, or all requests with
-    one of the codes."""
+    """The body of POST /v1/batches/{batch_id}/retry.
+
+    Without outcomes it takes failed requests, or all requests with one of the codes.
+    """
 
     codes: Annotated[list[Code], Meta(max_length=CODES_MAX)] | None = None
     outcomes: Annotated[list[Literal["failed", "expired", "cancelled"]], Meta(min_length=1, max_length=3)] | None = None
 
 
 class OperatorRetryWish(RetryWish, forbid_unknown_fields=True):
-    """The body of POST /admin/v1/batches/{batch_id}/retry: the owner's fields, and kinds of errors as their list names them."""
+    """The body of POST /admin/v1/batches/{batch_id}/retry: the owner's fields, and kinds of errors
+    as their list names them.
+    """
 
     kinds: Annotated[list[Kind], Meta(max_length=CODES_MAX)] | None = None
 

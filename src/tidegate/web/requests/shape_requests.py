@@ -38,7 +38,10 @@ SHAPE_ALLOWED = {
 
 
 class RetryAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The retry rules for one batch's failed requests. An absent field stands for the operator's rule."""
+    """The retry rules for one batch's failed requests.
+
+    An absent field stands for the operator's rule.
+    """
 
     attempts_max: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | None = None
     backoff_ms: BackoffMs | None = None

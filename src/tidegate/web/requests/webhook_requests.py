@@ -14,7 +14,9 @@ EventTypes = Annotated[list[str], Meta(min_length=1, max_length=64)]
 
 
 class WebhookAsk(msgspec.Struct, forbid_unknown_fields=True):
-    """The `webhook` of a batch: the URL that is notified of its end, and the kinds of ends; without a list, all."""
+    """The `webhook` of a batch: the URL that is notified of its end, and the kinds of ends; without
+    a list, all.
+    """
 
     url: str
     events: EventTypes | None = None

@@ -1,6 +1,8 @@
-"""OpenAI's webhook endpoints, as its SDK manages them, and the deliveries to them, which OpenAI does not show.
+"""OpenAI's webhook endpoints, as its SDK manages them, and the deliveries to them, which OpenAI
+does not show.
 
-Only the answer that makes or rotates a signing secret shows it. Of a receiver's answer a tenant sees only the status.
+Only the answer that makes or rotates a signing secret shows it. Of a receiver's answer a tenant
+sees only the status.
 """
 
 from collections import Counter
@@ -102,7 +104,9 @@ class EventTypeList(msgspec.Struct):
 
 
 class DeliveryObject(msgspec.Struct):
-    """`failure` is the kind of the last try's failure; `next_attempt_at` is null when no more tries follow."""
+    """`failure` is the kind of the last try's failure; `next_attempt_at` is null when no more tries
+    follow.
+    """
 
     id: str
     object: str

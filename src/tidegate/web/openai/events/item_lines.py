@@ -20,7 +20,10 @@ MESSAGE_CHARS_MAX = 500
 
 
 class ItemPlace(msgspec.Struct):
-    """The place of a result line. `file` is `output` or `errors`, as in the routes of a growing batch."""
+    """The place of a result line.
+
+    `file` is `output` or `errors`, as in the routes of a growing batch.
+    """
 
     file: str
     at: int
@@ -38,7 +41,9 @@ class ItemEvent(msgspec.Struct):
 
 
 def readable_bytes(job: Job) -> tuple[int, int]:
-    """Return the final sizes of both files so far: the files of an ordered job are rewritten at its end."""
+    """Return the final sizes of both files so far: the files of an ordered job are rewritten at its
+    end.
+    """
     if job.ordered and job.state not in JOB_ENDED:
         return 0, 0
     return job.output_bytes, job.error_bytes

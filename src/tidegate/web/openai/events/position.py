@@ -1,7 +1,8 @@
 """The position of a reader in a job's events, as one number that only grows.
 
-Events are not stored: a job's result files are their log. A place in both files and the last status together name every
-event before them. So any process can continue for another, and a job without a reader costs nothing.
+Events are not stored: a job's result files are their log. A place in both files and the last status
+together name every event before them. So any process can continue for another, and a job without a
+reader costs nothing.
 """
 
 import re
@@ -18,7 +19,9 @@ ENDED = len(STEPS) - 1
 
 
 class EventPosition(NamedTuple):
-    """The bytes of both files that were sent, the last status, and whether progress was sent since the last item."""
+    """The bytes of both files that were sent, the last status, and whether progress was sent since
+    the last item.
+    """
 
     output_at: int = 0
     error_at: int = 0

@@ -1,4 +1,6 @@
-"""`GET /v1/batches/{batch_id}/events`: the events of a batch as server-sent events; a client can go on after any break."""
+"""`GET /v1/batches/{batch_id}/events`: the events of a batch as server-sent events; a client can go
+on after any break.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -36,7 +38,9 @@ class BatchProgress(msgspec.Struct):
 
 
 class BatchReset(msgspec.Struct):
-    """The reader must go on after the event with this event's id; without an id, from the beginning."""
+    """The reader must go on after the event with this event's id; without an id, from the
+    beginning.
+    """
 
     id: str
     object: str
@@ -99,8 +103,9 @@ class EventLog(EventSource):
         return _event("reset", self._position.number(), BatchReset(job.id, "batch.reset"))
 
     async def news(self, job: Job) -> AsyncGenerator[bytes, None]:
-        """Yield what is new with the job in its present state, in pieces of whole events: statuses, items, progress,
-        and the end."""
+        """Yield what is new with the job in its present state, in pieces of whole events: statuses,
+        items, progress, and the end.
+        """
         if self._is_reset:
             self._is_reset = False
             yield _event("reset", None, BatchReset(job.id, "batch.reset"))
