@@ -28,7 +28,8 @@ from bench.backlog import ITEM_UNITS, SLICE_ITEMS, Backlog, fill
 from bench.machinery import cpu_seconds, median, table
 from tests.support.postgres import PostgresServer
 from tidegate.backends.system import SystemClock
-from tidegate.core.nouns import Finished, JobFlush, LeasedSlice, Placed, Usage
+from tidegate.core.files import Placed
+from tidegate.core.nouns import Finished, JobFlush, LeasedSlice, Usage
 from tidegate.core.policies import Policies
 from tidegate.core.states import Outcome
 from tidegate.store.database.postgres import PostgresDriver

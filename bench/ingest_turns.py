@@ -16,7 +16,8 @@ import uvloop
 from bench.machinery import median
 from tests.support.postgres import PostgresServer
 from tidegate.core import ids
-from tidegate.core.nouns import Caller, JobRequest, NewFile
+from tidegate.core.files import NewFile
+from tidegate.core.nouns import Caller, JobRequest
 from tidegate.core.states import JobState
 from tidegate.live_config import LiveConfig
 from tidegate.settings import load

@@ -13,7 +13,8 @@ from bench.machinery import median, table
 from bench.throughput import submit
 from tidegate.core import ids
 from tidegate.core.answers import results
-from tidegate.core.nouns import Finished, JobFlush, KeepTimes, Placed, Usage
+from tidegate.core.files import Placed
+from tidegate.core.nouns import Finished, JobFlush, KeepTimes, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.live_config import LiveConfig
 from tidegate.settings import Settings, load

@@ -21,7 +21,8 @@ from bench.inputs import MODEL, chat_lines
 from bench.machinery import cpu_seconds, median, simulated_engine, table
 from tidegate.core import ids
 from tidegate.core.answer_terms import AnswerTerms
-from tidegate.core.nouns import Caller, JobRequest, NewFile
+from tidegate.core.files import NewFile
+from tidegate.core.nouns import Caller, JobRequest
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.service import Working, working
 from tidegate.settings import Settings, load

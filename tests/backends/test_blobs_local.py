@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.backends import blobs_local
 from tidegate.backends.blobs_local import LocalBlobs
-from tidegate.core.nouns import Placed
+from tidegate.core.files import Placed
 
 pytestmark = pytest.mark.anyio
 

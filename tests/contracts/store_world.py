@@ -18,11 +18,10 @@ from tests.support.ports import EPOCH_MS
 from tests.support.store_verbs import lease_slices, start_job
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
+from tidegate.core.files import Extent, File, NewFile, Placed, Stamp
 from tidegate.core.nouns import (
     Attempts,
     Caller,
-    Extent,
-    File,
     Finished,
     Idempotency,
     IngestPlan,
@@ -31,12 +30,9 @@ from tidegate.core.nouns import (
     JobRequest,
     JobStart,
     LeasedSlice,
-    NewFile,
-    Placed,
     Quotas,
     Recorded,
     SlicePlan,
-    Stamp,
     Usage,
 )
 from tidegate.core.states import JobState, Outcome

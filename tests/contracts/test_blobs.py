@@ -22,7 +22,7 @@ from tests.support.processes import Proc, Processes, wait_until
 from tests.support.s3 import S3Server
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable, BlobVoid
-from tidegate.core.nouns import Placed
+from tidegate.core.files import Placed
 from tidegate.core.ports import Blobs, ResultLog
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,8 @@ from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
 from tidegate.core.audit_chain import AuditEntry, ChainCheck
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Caller, JobRequest, KeepTimes, NewFile, Stamp
+from tidegate.core.files import NewFile, Stamp
+from tidegate.core.nouns import Caller, JobRequest, KeepTimes
 from tidegate.core.operations import OperationScope
 from tidegate.stages.tend import retention
 from tidegate.store.fleet.mode_overrides import MODE

@@ -11,20 +11,9 @@ from tests.contracts.store_world import DAY_MS, START_MS, StoreWorld
 from tests.contracts.test_store_budgets import rows
 from tests.support.store_verbs import any_file
 from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.files import AbandonedBlob, Extent, File, NewFile, Placed, Stamp, StoredBlob
 from tidegate.core.job_shape import JobShape
-from tidegate.core.nouns import (
-    AbandonedBlob,
-    Caller,
-    Extent,
-    File,
-    Idempotency,
-    Job,
-    NewFile,
-    Placed,
-    Quotas,
-    Stamp,
-    StoredBlob,
-)
+from tidegate.core.nouns import Caller, Idempotency, Job, Quotas
 from tidegate.core.states import FileState
 from tidegate.core.webhooks import EndpointShape
 from tidegate.store.tenants import files

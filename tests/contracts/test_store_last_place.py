@@ -14,7 +14,8 @@ from tests.contracts.test_store_responses import Ask
 from tests.contracts.test_store_uploads import part_of
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period, creation_budgets
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller, PartedUpload, Quotas, UploadRequest
+from tidegate.core.files import PartedUpload, UploadRequest
+from tidegate.core.nouns import Caller, Quotas
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
 from tidegate.store.store import Store
 from tidegate.store.tenants import uploads, webhooks

@@ -8,17 +8,8 @@ import pytest
 
 from tests.contracts.store_world import StoreWorld
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import (
-    Caller,
-    Idempotency,
-    JoinedParts,
-    NewFile,
-    PartedUpload,
-    Quotas,
-    Stamp,
-    UploadPart,
-    UploadRequest,
-)
+from tidegate.core.files import JoinedParts, NewFile, PartedUpload, Stamp, UploadPart, UploadRequest
+from tidegate.core.nouns import Caller, Idempotency, Quotas
 from tidegate.core.states import UploadState
 from tidegate.store.tenants import uploads
 

@@ -28,7 +28,7 @@ from tidegate.backends.blobs_s3_log import UNSEALED_BYTES_MAX, SpooledLog
 from tidegate.backends.blobs_s3_writer import S3Writer
 from tidegate.backends.disk import write_all
 from tidegate.core.errors import BlobMissing, BlobUnavailable, BlobVoid
-from tidegate.core.nouns import Placed
+from tidegate.core.files import Placed
 
 if TYPE_CHECKING:
     from obstore import PutMode

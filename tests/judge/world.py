@@ -22,10 +22,11 @@ from tests.support.s3 import S3Server
 from tidegate import judge, service
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core import ids
+from tidegate.core.files import NewFile
 from tidegate.core.follow_up import FollowUp
 from tidegate.core.job_controls import Canary, RetryChoice
 from tidegate.core.job_shape import JobShape
-from tidegate.core.nouns import Caller, Job, JobRequest, NewFile
+from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.states import JOB_ENDED
 from tidegate.settings import Settings, load
 

@@ -14,8 +14,9 @@ from tests.contracts.store_world import CHAT, DAY_MS, Clock, plan_of
 from tests.support.ports import FairDice, HandClock
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core.errors import ApiProblem, BlobUnavailable, StoreFull, StoreUnavailable
+from tidegate.core.files import File
 from tidegate.core.job_controls import RetryChoice
-from tidegate.core.nouns import Caller, File, JobRequest, JobWebhook, Quotas, ResponseTerms
+from tidegate.core.nouns import Caller, JobRequest, JobWebhook, Quotas, ResponseTerms
 from tidegate.core.webhooks import EVENT_TYPES, SECRET_BYTES
 from tidegate.stages import accept
 from tidegate.stages.accept import Reception, Upload, request_hash, upload_hash

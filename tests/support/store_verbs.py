@@ -6,7 +6,8 @@ from typing import Any
 
 from tidegate.core.budgets.budget import Budget, BudgetRequest
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import File, JobStart, LeasedSlice
+from tidegate.core.files import File
+from tidegate.core.nouns import JobStart, LeasedSlice
 from tidegate.core.schedule.snapshot import Pick, Why
 from tidegate.store.database.driver import Tx
 from tidegate.store.database.postgres import PostgresDriver

@@ -10,18 +10,8 @@ import httpx2
 from tests.support.store_verbs import lease_slices, start_job
 from tests.web.calls import create, upload
 from tests.web.server import WebServer, fresh_id
-from tidegate.core.nouns import (
-    Attempts,
-    Finished,
-    IngestPlan,
-    JobEnd,
-    JobFlush,
-    JobStart,
-    Placed,
-    SlicePlan,
-    UnrunLines,
-    Usage,
-)
+from tidegate.core.files import Placed
+from tidegate.core.nouns import Attempts, Finished, IngestPlan, JobEnd, JobFlush, JobStart, SlicePlan, UnrunLines, Usage
 from tidegate.core.states import JobState, Outcome
 
 MODEL = "m"

@@ -9,7 +9,7 @@ import pytest
 from tests.worker.test_publish_failures import answer
 from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.core.errors import BlobUnavailable
-from tidegate.core.nouns import Extent
+from tidegate.core.files import Extent
 from tidegate.stages.tend import compact_extents
 from tidegate.stages.tend.compact_extents import PIECES_MAX, smallest_run
 

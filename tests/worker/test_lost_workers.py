@@ -10,8 +10,9 @@ from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.world import LEASE_MS, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobMissing, BlobUnavailable
+from tidegate.core.files import Placed
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import AnswerTry, Finished, Job, JobFlush, Placed, Usage
+from tidegate.core.nouns import AnswerTry, Finished, Job, JobFlush, Usage
 from tidegate.core.states import Outcome
 from tidegate.stages.tend.lost_workers import ADOPT_FOR_MS, LostWorkers
 

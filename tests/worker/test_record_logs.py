@@ -20,9 +20,10 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
 from tidegate.core.errors import BlobUnavailable, BlobVoid, StoreUnavailable
+from tidegate.core.files import Placed
 from tidegate.core.ids import item_id
 from tidegate.core.job_controls import JobControls
-from tidegate.core.nouns import Attempts, Finished, ItemVerdict, Job, Placed
+from tidegate.core.nouns import Attempts, Finished, ItemVerdict, Job
 from tidegate.core.ports import LogIds
 from tidegate.core.states import Outcome
 from tidegate.stages.record import SPARE_COUNT, FlushLimits, Recorder

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tests.worker.world import WorkerWorld, until
 from tidegate.core.errors import BlobUnavailable
 from tidegate.core.ports import DeploymentTrouble, WorkerReport
-from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.worker.registration import Registration
 from tidegate.worker.reporting import Reporting
 

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller, KeepTimes, NewFile
+from tidegate.core.files import NewFile
+from tidegate.core.nouns import Caller, KeepTimes
 from tidegate.core.states import JobState
 from tidegate.stages.ship import Ship
 from tidegate.stages.tend import deadlines, retention

@@ -13,7 +13,8 @@ from tests.contracts.blobs_places import descriptors_under
 from tests.worker.world import WorkerWorld
 from tidegate.backends.scratch import scratch_directory
 from tidegate.core.errors import BlobUnavailable
-from tidegate.core.nouns import KeepTimes, NewFile
+from tidegate.core.files import NewFile
+from tidegate.core.nouns import KeepTimes
 from tidegate.stages.tend import garbage as garbage_room
 from tidegate.stages.tend.garbage import Garbage
 

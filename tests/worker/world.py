@@ -25,21 +25,11 @@ from tidegate.core import ids
 from tidegate.core.body_rules.caller_fields import FieldRules
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import Unavailable
+from tidegate.core.files import NewFile
 from tidegate.core.hooks import PolicyRule
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
-from tidegate.core.nouns import (
-    Answer,
-    Call,
-    Caller,
-    IngestPlan,
-    Job,
-    JobRequest,
-    KeepTimes,
-    LeasedSlice,
-    NewFile,
-    Usage,
-)
+from tidegate.core.nouns import Answer, Call, Caller, IngestPlan, Job, JobRequest, KeepTimes, LeasedSlice, Usage
 from tidegate.core.policies import FixedTerms, Policies, TenantTerms
 from tidegate.core.ports import Wakes
 from tidegate.core.retry import RetryPolicy

@@ -40,7 +40,7 @@ from tidegate.backends.disk import (
 )
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable, BlobVoid
-from tidegate.core.nouns import Placed, Stamp
+from tidegate.core.files import Placed, Stamp
 from tidegate.core.ports import LogIds
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from pathlib import Path
 from tidegate.backends.blobs_s3_client import Objects, object_key
 from tidegate.backends.disk import AppendFile, hop, hop_or_undo
 from tidegate.core.errors import BlobUnavailable, BlobVoid
-from tidegate.core.nouns import Placed
+from tidegate.core.files import Placed
 from tidegate.core.ports import LogIds
 
 SEAL_AFTER_MS = 5_000

@@ -19,7 +19,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from tidegate.backends.blobs_s3_client import PUT_BYTES_MAX, Objects, Print, WrongBytes
 from tidegate.backends.disk import hop
 from tidegate.core.errors import BlobError, BlobUnavailable, BlobVoid
-from tidegate.core.nouns import Stamp
+from tidegate.core.files import Stamp
 
 HOP_BYTES = 262_144
 QUEUED_BLOCKS_MAX = 4

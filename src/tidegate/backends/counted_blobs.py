@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from tidegate import metrics, tracing
 from tidegate.core.errors import BlobError, BlobUnavailable
-from tidegate.core.nouns import Placed, Stamp
+from tidegate.core.files import Placed, Stamp
 from tidegate.core.ports import Blobs, BlobWriter, LogIds, ResultLog
 
 T = TypeVar("T")

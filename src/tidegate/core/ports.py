@@ -11,7 +11,8 @@ import msgspec
 
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, Settlement
 from tidegate.core.callback_targets import CallbackReply, FetchedFile
-from tidegate.core.nouns import Answer, Call, Placed, Stamp
+from tidegate.core.files import Placed, Stamp
+from tidegate.core.nouns import Answer, Call
 from tidegate.core.queues import Put, QueueRequest, QueueState, Sorted, Withdrawal
 from tidegate.core.usage.prices import Price
 

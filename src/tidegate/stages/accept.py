@@ -18,21 +18,19 @@ from msgspec.structs import replace
 from tidegate import tracing
 from tidegate.core import ids, window
 from tidegate.core.errors import ApiProblem, StoreFull, StoreUnavailable, TidegateError
+from tidegate.core.files import File, NewFile, Stamp
 from tidegate.core.follow_up import FollowUp
 from tidegate.core.job_controls import RetryChoice
 from tidegate.core.nouns import (
     Caller,
-    File,
     Idempotency,
     IngestPlan,
     Job,
     JobRequest,
     JobStart,
-    NewFile,
     Quotas,
     ResponseInput,
     ResponseTerms,
-    Stamp,
 )
 from tidegate.core.ports import Blobs, BlobWriter, Clock, Entropy
 from tidegate.core.states import JobKind

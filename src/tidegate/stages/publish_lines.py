@@ -16,8 +16,9 @@ from tidegate.core.answers.copied_lines import SourceLine, deduplicated_line, re
 from tidegate.core.answers.outcome_lines import DAMAGE
 from tidegate.core.answers.results import error_line, never_ran_line
 from tidegate.core.answers.whole_lines import whole_lines
+from tidegate.core.files import Placed
 from tidegate.core.ids import item_id
-from tidegate.core.nouns import Job, Placed, UnrunLines
+from tidegate.core.nouns import Job, UnrunLines
 from tidegate.core.ports import Blobs, BlobWriter, Entropy
 from tidegate.core.states import JobState, Outcome
 from tidegate.store.store import Store

@@ -20,7 +20,8 @@ import structlog
 
 from tidegate import failpoints, metrics
 from tidegate.core.errors import BlobError, BlobUnavailable, LostRace, StoreUnavailable
-from tidegate.core.nouns import Attempts, ItemVerdict, JobFlush, Placed, Recorded
+from tidegate.core.files import Placed
+from tidegate.core.nouns import Attempts, ItemVerdict, JobFlush, Recorded
 from tidegate.core.ports import Blobs, ResultLog, Upstream, Wake
 from tidegate.core.states import Outcome
 from tidegate.store.store import Store

@@ -19,7 +19,8 @@ from tidegate import metrics, tracing
 from tidegate.core.answers.outcome_lines import COMPLETED, response_status
 from tidegate.core.answers.results import never_ran_line
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
-from tidegate.core.nouns import Job, JobEnd, KeepTimes, Placed, PublishTurns, Rewrite, UnrunLines
+from tidegate.core.files import Placed
+from tidegate.core.nouns import Job, JobEnd, KeepTimes, PublishTurns, Rewrite, UnrunLines
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.core.states import JobKind, JobState, Outcome
 from tidegate.core.usage.prices import units_text

@@ -13,17 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core.errors import ApiProblem, BlobMissing, BlobUnavailable
-from tidegate.core.nouns import (
-    Caller,
-    File,
-    Idempotency,
-    JoinedParts,
-    NewFile,
-    PartedUpload,
-    Quotas,
-    UploadPart,
-    UploadRequest,
-)
+from tidegate.core.files import File, JoinedParts, NewFile, PartedUpload, UploadPart, UploadRequest
+from tidegate.core.nouns import Caller, Idempotency, Quotas
 from tidegate.core.ports import Blobs
 from tidegate.core.problems import no_such_upload, shown_id, upload_not_pending
 from tidegate.core.states import UploadState

@@ -8,7 +8,7 @@ import structlog
 from tidegate.core.errors import BlobError, StoreError
 from tidegate.core.ports import Blobs, DeploymentTrouble, WorkerReport
 from tidegate.store.store import Store
-from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.worker.registration import Registration
 
 log = structlog.get_logger()

@@ -19,6 +19,7 @@ from tidegate.core.answer_terms import AnswerTerms
 from tidegate.core.budgets.budget import Limit
 from tidegate.core.deployments import EngineKind
 from tidegate.core.errors import ApiProblem
+from tidegate.core.files import NewFile
 from tidegate.core.follow_up import FollowUp
 from tidegate.core.input.lines import MIXED
 from tidegate.core.job_controls import (
@@ -30,7 +31,7 @@ from tidegate.core.job_controls import (
     RetryChoice,
 )
 from tidegate.core.job_shape import PLAIN, JobRetry, JobShape
-from tidegate.core.nouns import Caller, Job, JobRequest, NewFile, Usage
+from tidegate.core.nouns import Caller, Job, JobRequest, Usage
 from tidegate.core.schedule.share_owner import share_owner_of
 from tidegate.core.usage.estimate import work_units
 from tidegate.core.webhooks import EVENT_TYPES, SECRET_BYTES, EndpointShape

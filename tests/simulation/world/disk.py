@@ -13,7 +13,7 @@ from tests.simulation.world.process import Process
 from tests.simulation.world.weather import Weather
 from tests.simulation.world.witness import MARK
 from tidegate.core.errors import BlobError, BlobMissing, BlobUnavailable, BlobVoid
-from tidegate.core.nouns import Placed, Stamp
+from tidegate.core.files import Placed, Stamp
 from tidegate.core.ports import LogIds
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from tidegate.cli.server import examine_blobs
 from tidegate.cli.terminal import options, terminal
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import BlobError, BlobMissing, SettingsError
+from tidegate.core.files import StoredBlob
 from tidegate.core.ids import is_valid
-from tidegate.core.nouns import StoredBlob
 from tidegate.core.wording import in_words
 from tidegate.settings import Settings, local_path
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tidegate.cli.server.examine import DoctorFinding, Grade
-from tidegate.core.nouns import StoredBlob
+from tidegate.core.files import StoredBlob
 from tidegate.core.wording import in_words
 
 if TYPE_CHECKING:

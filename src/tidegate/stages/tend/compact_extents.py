@@ -4,7 +4,7 @@ import structlog
 
 from tidegate.core import ids
 from tidegate.core.errors import BlobError, LostRace
-from tidegate.core.nouns import Extent, Placed, Stamp
+from tidegate.core.files import Extent, Placed, Stamp
 from tidegate.core.ports import Blobs, Entropy
 from tidegate.store.store import Store
 

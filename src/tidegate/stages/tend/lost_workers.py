@@ -17,8 +17,9 @@ import structlog
 from tidegate import metrics
 from tidegate.core.answers import answer
 from tidegate.core.errors import BlobError, BlobMissing, LostRace
+from tidegate.core.files import AbandonedBlob, Placed
 from tidegate.core.ids import split_item_id
-from tidegate.core.nouns import AbandonedBlob, Finished, JobFlush, Placed, Usage
+from tidegate.core.nouns import Finished, JobFlush, Usage
 from tidegate.core.ports import Blobs
 from tidegate.core.states import Outcome
 from tidegate.core.usage.prices import nano_of

@@ -8,9 +8,10 @@ import msgspec
 
 from tidegate.core.answer_terms import answers_from
 from tidegate.core.budgets.budget import Limit
+from tidegate.core.files import File
 from tidegate.core.job_controls import Canary, JobControls, MaxErrors, RetryChoice
 from tidegate.core.job_shape import CopiedItems, parts_from, shape_from
-from tidegate.core.nouns import AnswerTry, File, Job, JobWebhook, LineError, Usage
+from tidegate.core.nouns import AnswerTry, Job, JobWebhook, LineError, Usage
 from tidegate.core.states import FileState, JobKind, JobState
 
 _PLAIN_JOB_COLUMNS = (

@@ -11,21 +11,12 @@ from msgspec.structs import replace
 
 from tidegate.core.answer_terms import answers_text
 from tidegate.core.errors import ApiProblem
+from tidegate.core.files import File
 from tidegate.core.ids import is_valid
 from tidegate.core.input.turns import ingest_bytes
 from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import parts_from, shape_text
-from tidegate.core.nouns import (
-    Caller,
-    File,
-    Idempotency,
-    Job,
-    JobRequest,
-    JobWebhook,
-    LineError,
-    PublishTurns,
-    Quotas,
-)
+from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, JobWebhook, LineError, PublishTurns, Quotas
 from tidegate.core.problems import no_such_file
 from tidegate.core.schedule.explain import ExplainInputs
 from tidegate.core.schedule.share_owner import tenant_owner

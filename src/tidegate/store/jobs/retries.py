@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from tidegate.core.files import File
 from tidegate.core.follow_up import FollowUp
 from tidegate.core.input.turns import ingest_bytes
-from tidegate.core.nouns import Caller, File, Idempotency, Job, JobRequest, Quotas
+from tidegate.core.nouns import Caller, Idempotency, Job, JobRequest, Quotas
 from tidegate.core.problems import batch_not_ended, batch_not_retryable
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.states import JOB_ENDED, JobKind

@@ -8,7 +8,8 @@ from collections import Counter
 import msgspec
 
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import File, Job
+from tidegate.core.files import File
+from tidegate.core.nouns import Job
 from tidegate.store.database.driver import Tx
 from tidegate.store.database.rows import file_from, job_from
 from tidegate.store.tenants.files import release_extents

@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tidegate.core.errors import LostRace
-from tidegate.core.nouns import Finished, JobFlush, Placed, Recorded, Usage
+from tidegate.core.files import Placed
+from tidegate.core.nouns import Finished, JobFlush, Recorded, Usage
 from tidegate.core.states import JobState, Outcome
 from tidegate.store.database.driver import Row, Tx
 from tidegate.store.database.rows import tries_text

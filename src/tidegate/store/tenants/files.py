@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.core.files import AbandonedBlob, Extent, File, NewFile, Placed, StoredBlob
 from tidegate.core.job_shape import WHOLE, parts_from
-from tidegate.core.nouns import AbandonedBlob, Caller, Extent, File, Idempotency, NewFile, Placed, Quotas, StoredBlob
+from tidegate.core.nouns import Caller, Idempotency, Quotas
 from tidegate.store.database.driver import Row, Tx
 from tidegate.store.database.rows import file_from
 from tidegate.store.database.table import (

@@ -6,17 +6,8 @@ Each verb that changes an upload locks its tenant's row, so that quotas are coun
 from typing import Any
 
 from tidegate.core.errors import ApiProblem, LostRace
-from tidegate.core.nouns import (
-    Caller,
-    Idempotency,
-    JoinedParts,
-    NewFile,
-    PartedUpload,
-    Quotas,
-    Stamp,
-    UploadPart,
-    UploadRequest,
-)
+from tidegate.core.files import JoinedParts, NewFile, PartedUpload, Stamp, UploadPart, UploadRequest
+from tidegate.core.nouns import Caller, Idempotency, Quotas
 from tidegate.core.problems import no_such_upload, upload_not_pending
 from tidegate.core.states import UploadState
 from tidegate.core.wording import in_words

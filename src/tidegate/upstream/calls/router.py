@@ -27,7 +27,8 @@ from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.http.transport import Transport
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.backpressure import Backpressure
-from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentStatus
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.upstream.routing.deployments import Deployments
 from tidegate.upstream.routing.discovered_limits import DiscoveredLimits
 from tidegate.upstream.routing.key_slots import KeySlots

@@ -14,7 +14,7 @@ from yarl import URL
 
 from tidegate.core.answers.redaction import KeyRedactor
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
-from tidegate.core.deployments import Deployment, EngineKind, Serves
+from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import (
     Ambiguous,
     AnswerTooLong,
@@ -29,6 +29,7 @@ from tidegate.core.nouns import Call
 from tidegate.upstream.budgets.quota import Quota
 from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft, RateLimitHeaders
 from tidegate.upstream.http.transport import Client, QueuedClient, StreamingClient
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.upstream.routing.health import Breaker, BreakerPolicy, BreakerState, Refusals
 from tidegate.upstream.routing.priority_hints import PriorityHints
 from tidegate.upstream.routing.slots import Slots
@@ -92,36 +93,6 @@ class DeploymentPolicy(msgspec.Struct, frozen=True):
     model_rest_ms_max: int = 300_000
     patience_ms: int = 2_000
     """A call waits here for a budget that is free this soon, so that the budget is used early."""
-
-
-class DeploymentStatus(msgspec.Struct, frozen=True):
-    """The status of one deployment, for health pages and `doctor`.
-
-    - `open_for_ms` is how long its circuit has been open; None while it is closed.
-    - `max_in_flight` is this process's share of its slots.
-    - `capacity` is the number of calls that it takes from all processes.
-    """
-
-    name: str
-    url: str
-    models: tuple[str, ...]
-    state: str
-    in_flight: int
-    interactive_in_flight: int
-    max_in_flight: int
-    rests_for_ms: int
-    answered: int
-    failures: dict[str, int]
-    last_failure: str
-    spent_for_ms: int = 0
-    discovered: Limit | None = None
-    upstream_model: str = ""
-    is_key_rejected: bool = False
-    open_for_ms: int | None = None
-    limits: tuple[Limit, ...] = ()
-    is_drained: bool = False
-    serves: Serves = Serves.BOTH
-    capacity: int = 0
 
 
 # A counted call: its second, and whether it is a retry. `undo` needs both.

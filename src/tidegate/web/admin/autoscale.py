@@ -20,7 +20,7 @@ from tidegate.core.schedule.autoscale import (
     whole_scale,
     worker_replicas,
 )
-from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.web.admin.audit import READ
 from tidegate.web.context import WebContext
 from tidegate.web.http.answers import json_answer

@@ -18,7 +18,7 @@ from tidegate.core.states import WorkerState
 from tidegate.core.usage.prices import units_text
 from tidegate.store.fleet.workers import report_from
 from tidegate.store.operators.operated import OverviewRows
-from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.web.admin.audit import READ, WRITE, text
 from tidegate.web.context import WebContext
 from tidegate.web.http.answers import json_answer, page_of

@@ -14,9 +14,10 @@ import msgspec
 from tidegate.core.budgets.ahead import CallsAhead
 from tidegate.core.budgets.budget import Limit, LimitBound, with_limits
 from tidegate.core.errors import ApiProblem, BlobError, StoreError
+from tidegate.core.files import File
 from tidegate.core.input.lines import DEFAULT_MODELS, LineRules, decode_request, endpoint_of, path_of, prompt_of
 from tidegate.core.input.parameters import BodyShaper
-from tidegate.core.nouns import Caller, File, Job, JobRequest
+from tidegate.core.nouns import Caller, Job, JobRequest
 from tidegate.core.schedule import eta
 from tidegate.core.schedule.outlooks import Backlog, ModelOutlook, Outlook
 from tidegate.core.states import JobState

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker
-from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.upstream.routing.health import BreakerState
 
 

@@ -17,10 +17,11 @@ from typing import IO
 import msgspec
 
 from tidegate.core.budgets.ahead import CallsAhead
+from tidegate.core.files import File
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, ingest_bytes
 from tidegate.core.job_shape import AS_WRITTEN, InputPart
-from tidegate.core.nouns import Caller, File, IngestPlan, JobRequest, LineError
+from tidegate.core.nouns import Caller, IngestPlan, JobRequest, LineError
 from tidegate.core.policy.policy_rules import names_allowed
 from tidegate.core.schedule import eta
 from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, input_tokens, output_tokens

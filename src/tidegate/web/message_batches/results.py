@@ -11,7 +11,8 @@ import msgspec
 from tidegate.core.answers.outcome_lines import OutcomeLine, salvaged_custom_id
 from tidegate.core.answers.whole_lines import whole_lines
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import File, Job
+from tidegate.core.files import File
+from tidegate.core.nouns import Job
 from tidegate.core.ports import Blobs
 from tidegate.core.states import JobState
 from tidegate.core.translate import error_to_anthropic, is_error_of

@@ -4,7 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.core import ids
-from tidegate.core.nouns import Caller, File
+from tidegate.core.files import File
+from tidegate.core.nouns import Caller
 from tidegate.core.problems import no_such_file
 from tidegate.core.states import FileState
 from tidegate.stages.accept import Reception, too_large

@@ -22,7 +22,7 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.input.lines import MODEL_BYTES_MAX
 from tidegate.core.nouns import Caller
 from tidegate.core.policy.policy_rules import allows
-from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.upstream.routing.probe import Listed
 from tidegate.web.context import WebContext
 from tidegate.web.http.answers import json_answer

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate.core.answer_terms import AnswerTerms
+from tidegate.core.files import File, PartedUpload
 from tidegate.core.job_controls import Canary, MaxErrors
 from tidegate.core.job_shape import JobRetry
-from tidegate.core.nouns import File, Job, PartedUpload
+from tidegate.core.nouns import Job
 from tidegate.core.schedule.ranking import size_class
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import units_text

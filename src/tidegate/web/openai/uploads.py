@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
-from tidegate.core.nouns import Caller, UploadRequest
+from tidegate.core.files import UploadRequest
+from tidegate.core.nouns import Caller
 from tidegate.core.problems import no_such_upload, upload_not_pending
 from tidegate.core.states import UploadState
 from tidegate.stages.accept import Reception
