@@ -59,9 +59,13 @@ async def test_a_model_of_which_no_server_is_healthy_is_counted_wherever_it_is(
     def counted() -> int:
         return metrics.counted(metrics.model_deferrals)["no_healthy_deployment"]
 
+    def timed() -> int:
+        samples = metrics.model_deferral_seconds.of("no_healthy_deployment").collect()[0].samples
+        return int(next(one.value for one in samples if one.name.endswith("_count")))
+
     capacity = Capacity(rests=LocalRests(world.clock) if is_shared else None)
     async with RawServer(always(503)) as ill, RawServer() as healthy:
-        before = counted()
+        before, timed_before = counted(), timed()
         async with world.router(
             deployment(ill.url, name="a", models=models),
             deployment(healthy.url, name="b", models=models),
@@ -74,6 +78,7 @@ async def test_a_model_of_which_no_server_is_healthy_is_counted_wherever_it_is(
         async with world.router(deployment(ill.url, models=models), capacity=capacity) as router:
             await open_the_circuit(router, world)
             assert counted() > before
+            assert timed() - timed_before == counted() - before
 
 
 async def test_who_obeyed_once_tries_for_itself_before_it_obeys_again(world: RouterWorld) -> None:

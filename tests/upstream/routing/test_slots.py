@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.support.ports import HandClock
 from tests.upstream.limits import MemoryLimits
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.upstream.world import RouterWorld, deployment
@@ -22,6 +24,7 @@ from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
+from tidegate.upstream.routing.deployments import Deployments
 from tidegate.upstream.routing.slots import (
     UNSEEN_ROUNDS_MAX,
     Capacity,
@@ -94,6 +97,21 @@ def test_a_lower_cap_holds_before_slots_are_shared_again() -> None:
     assert (slots.share, slots.free) == (4, 4)
     slots.set_cap(8, is_alone=False)
     assert slots.share == 4, "more come with the next share"
+
+
+def test_slots_in_use_at_a_deployment_that_is_gone_are_kept_until_its_calls_have_ended() -> None:
+    lines: Any = SimpleNamespace(line=lambda _: None, free_slots=lambda: 9)
+    places = Deployments(lines, lines, DeploymentPolicy(), HandClock(), lambda *_: None, is_alone=False)
+    places.serve([deployment("http://one/v1", max_in_flight=3)])
+    state = places["one"]
+    state.slots.grant(3)
+    state.begin_background()
+    places.serve([deployment("http://two/v1", "two")])
+    for _ in range(2):
+        assert {slots.name: slots.in_flight for slots in places.leaving_slots()}["one"] == 1
+    state.end_background()
+    assert {slots.in_flight for slots in places.leaving_slots()} == {0}, "they are given back once"
+    assert not list(places.leaving_slots())
 
 
 async def test_nothing_is_sent_before_the_first_share_and_never_more_than_the_cap(store: Store) -> None:
