@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from structlog.testing import capture_logs
 from tests.support.ports import PushedClock
 from tests.upstream.raw_server import Peer, RawServer, Request, eventually
 from tests.worker.world import WorkerWorld, chat_lines
+from tidegate import metrics
 from tidegate.backends.callback_sender import CallbackSender
 from tidegate.core.callback_targets import CallbackReply, TargetRules
 from tidegate.core.errors import BlobMissing, BlobUnavailable, StoreUnavailable
@@ -110,6 +112,7 @@ async def test_an_event_is_tried_ten_times_over_three_days_and_then_listed(runni
 
 async def test_a_receiver_that_recovers_gets_the_event(running: DeliveryWorld) -> None:
     caller, statuses = await running.caller("acme"), iter([500, 302, 200])
+    before = metrics.counted(metrics.webhook_deliveries)
     async with RawServer(answering(lambda: next(statuses))) as receiver:
         await running.endpoint(caller, receiver.url)
         await running.end_job(caller)
@@ -118,6 +121,9 @@ async def test_a_receiver_that_recovers_gets_the_event(running: DeliveryWorld) -
         await settled(running, caller, [("pending", 2, "http_3xx")])
         running.clock.ahead_ms += 400_000
         await settled(running, caller, [("delivered", 3, None)])
+    counted = Counter(metrics.counted(metrics.webhook_deliveries))
+    counted.subtract(before)
+    assert +counted == {"postponed": 2, "delivered": 1}
 
 
 async def test_one_tenants_hanging_receivers_do_not_hold_up_another(running: DeliveryWorld) -> None:

@@ -101,6 +101,13 @@ def test_a_line_too_long_to_hold_passes_through(tmp_path: Path) -> None:
     assert [(error.code, error.line) for error in plan.errors] == [("line_too_long", 2)]
 
 
+def test_a_line_that_two_reads_share_gets_its_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join_input, "READ_BYTES", len(line("a")) * 3 // 2)
+    own = b"\n".join(line(name) for name in "abcd")
+    _, lines = ingested(tmp_path, own, levels=(ParameterLevel({"seed": 1}),), prefix_order=False)
+    assert [json.loads(text)["body"]["seed"] for text in lines] == [1] * 4
+
+
 @pytest.mark.parametrize("start", ["\ufeff", "["], ids=["a byte order mark", "a bracket"])
 def test_what_a_file_may_not_begin_with_may_stand_in_a_text(
     start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -127,6 +127,7 @@ def test_a_name_takes_whom_its_fallbacks_take_until_they_are_gone() -> None:
     routes.assign([batch, users], [Resource("chat", "a", fallbacks=("b",)), Resource("talk", "b", fallbacks=("a",))])
     chat, talk = routes["chat"], routes["talk"]
     assert [(one.takes_background, one.takes_interactive) for one in (chat, talk)] == [(True, True)] * 2
+    assert sorted(routes.names()) == ["a", "b", "chat", "talk"], "items alone or users alone are enough"
     routes.assign([batch, users], [Resource("chat", "a"), Resource("talk", "b")])
     assert [(one.takes_background, one.takes_interactive) for one in (chat, talk)] == [(True, False), (False, True)]
     routes.assign([], [])
