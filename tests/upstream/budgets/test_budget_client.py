@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tests.support.ports import HandClock
 from tests.upstream.limits import LASTS_MS, MemoryLimits
+from tidegate import metrics
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, LimitRoom, Period, SideRoom
 from tidegate.core.errors import LimitsUnavailable, Withheld
 from tidegate.upstream.budgets.budget_client import CONTENDED_ASK_MAX, BudgetClient
@@ -93,6 +94,41 @@ async def test_one_that_is_cancelled_before_the_question_is_not_asked_for(
     assert (await kept).tokens == 100
     await budget_client.close()
     assert limits.used("acme") == (1, 100)
+
+
+async def test_a_stop_refuses_those_that_wait_and_nothing_is_asked_for_them(
+    budget_client: BudgetClient, limits: GatedLimits
+) -> None:
+    waiting = taking(budget_client)
+    await asyncio.sleep(0)
+    limits.gate.set()
+    await budget_client.close()
+    with pytest.raises(Withheld, match="this process stops"):
+        await waiting
+    assert limits.used("acme") == (0, 0)
+
+
+async def test_what_is_granted_and_how_long_a_spent_budget_holds_up_calls_is_counted(
+    budget_client: BudgetClient, limits: GatedLimits
+) -> None:
+    def counted() -> tuple[float, float, float, float]:
+        waits = {one.name.rpartition("_")[2]: one.value for one in metrics.budget_wait_seconds.collect()[0].samples}
+        return (
+            metrics.counted(metrics.limits_granted_requests)["tenant"],
+            metrics.counted(metrics.limits_granted_tokens)["tenant"],
+            waits["count"],
+            waits["sum"],
+        )
+
+    before = counted()
+    limits.gate.set()
+    await taking(budget_client, 900)
+    with pytest.raises(Withheld) as refused:
+        await taking(budget_client, 200)
+    wait_s = (refused.value.until_ms - limits.clock.monotonic_ms()) / 1000
+    assert wait_s > 0
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == pytest.approx([1, 900, 1, wait_s])
+    await budget_client.close()
 
 
 async def test_tokens_that_a_grant_has_too_many_go_back_though_each_of_its_requests_is_used(

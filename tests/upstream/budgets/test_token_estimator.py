@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.budgets.budget import TOKENS_MAX
 from tidegate.core.deployments import Deployment, Estimate
+from tidegate.core.errors import Unbounded
 from tidegate.core.input.lines import LineRules, check_line
 from tidegate.core.nouns import Call, Usage
 from tidegate.core.usage.prices import CostRange, Price
@@ -110,6 +112,19 @@ def test_money_is_set_aside_for_what_is_likely_and_for_the_most() -> None:
     assert (estimator.nano(call, free, batch=False), estimator.nano_unanswered(call, free)) == (CostRange(), 0)
     dear = Deployment("dear", "http://dear/v1", price=Price(input_nano=10**20))
     assert estimator.nano(call, dear, batch=False) == CostRange(TOKENS_MAX, TOKENS_MAX)
+
+
+def test_an_answer_must_be_bounded_only_where_its_tokens_cost_something() -> None:
+    body, estimator = b'{"model":"m","input":"sea"}', TokenEstimator()
+    chat = Call("batch_x", 0, "/v1/chat/completions", "m", body, "k", 0)
+    with pytest.raises(Unbounded, match="set its max_tokens"):
+        estimator.most(chat, PRICED)
+    bounded = replace(PRICED, output_tokens_max=70)
+    assert estimator.most(chat, bounded) == Usage(len(body), 0, 70)
+    for free in (Deployment("one", "http://one/v1"), replace(PRICED, price=Price.of("1", output="0"))):
+        assert estimator.most(chat, free) == Usage(len(body))
+    silent = Call("batch_x", 0, "/v1/embeddings", "m", body, "k", 0)
+    assert estimator.most(silent, PRICED) == estimator.most(silent, bounded) == Usage(len(body))
 
 
 def test_what_a_deployment_counts_in_prompts_is_learned_from_texts_alone() -> None:

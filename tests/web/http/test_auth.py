@@ -13,7 +13,7 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from tests.support.ports import FairDice
+from tests.support.ports import FairDice, HandClock
 from tests.support.processes import wait_until
 from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, OPERATOR, WebServer, model_at
@@ -256,6 +256,15 @@ def test_a_key_that_was_found_right_a_moment_ago_expires_to_the_moment_too(
     is_error(get(web, key), REFUSED)
 
 
+def test_a_key_that_is_checked_each_time_lives_until_it_expires(start_web: Any) -> None:
+    """Its row is believed for a while, and the row's age counts in what is left of it."""
+    web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1",)})
+    key = web.make_key("acme", addresses=["198.51.100.0/24"], expires_at=web.clock.now_ms() + 60_000)
+    with web.client(key) as client:
+        client.headers["X-Forwarded-For"] = "198.51.100.7"
+        assert [client.get("/v1/files").status_code for _ in range(3)] == [200] * 3
+
+
 def test_scopes(web: WebServer) -> None:
     reader = web.make_key("acme", scopes=["files:read", "batches:read"])
     with web.client(reader) as client:
@@ -338,6 +347,21 @@ def test_the_table_of_failures_cannot_grow(web: WebServer) -> None:
         failures.add("loud")
     assert failures.wait_s("loud") > 0
     assert failures.wait_s("quiet") == 0
+
+
+def test_a_wait_after_failures_is_the_rest_of_the_window() -> None:
+    clock = HandClock()
+    failures = Failures(clock, 2)
+    failures.add("loud")
+    clock.advance(10_000)
+    failures.add("loud")
+    assert failures.wait_s("loud") == 51, "it counts from the first failure"
+    clock.advance(49_999)
+    assert failures.wait_s("loud") == 1
+    clock.advance(1)
+    assert failures.wait_s("loud") == 0
+    failures.add("loud")
+    assert failures.wait_s("loud") == 0, "a new window has begun"
 
 
 def test_last_used_is_remembered(web: WebServer) -> None:
