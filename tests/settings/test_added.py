@@ -75,6 +75,29 @@ def test_a_loop_over_settings_and_added_ones_is_broken_where_it_was_added(tmp_pa
     assert [one.name for one in found.resources] == ["late"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "document", "says"),
+    [
+        ("deployment", "d", {**PLACE, "name": "e"}, "name is given beside the document"),
+        ("deployment", "d", {**PLACE, "metrics_url": "ftp://h/metrics"}, "metrics_url must be a URL"),
+        ("deployment", "d", {"model": "m"}, "url"),
+        ("deployment", " d", PLACE, "1 to 255 printable characters"),
+        ("deployment", "d" * 256, PLACE, "1 to 255 printable characters"),
+        ("resource", "r", {"model": "m", "total_timeout_s": -1}, "total_timeout_s"),
+        ("resource", "r", {"model": "m", "weight": 1}, "weight"),
+        ("model", "m", {"allowed_fields": ["no field"]}, "allowed_fields"),
+    ],
+)
+def test_what_could_be_used_with_no_settings_is_refused_before_it_is_kept(
+    kind: str, name: str, document: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=says):
+        check(kind, name, document)
+    check(kind, "d" * 255, {"deployment": PLACE, "resource": {"model": "m"}, "model": {}}[kind])
+    if name == name.strip()[:255]:
+        assert says in read(settings(tmp_path), (kind, name, document)).unusable[kind, name]
+
+
 @pytest.mark.parametrize("secret", [CANARY, f"file://{CANARY}", ""])
 def test_a_secret_itself_is_refused_and_not_repeated(secret: str) -> None:
     with pytest.raises(SettingsError, match="env:NAME") as refused:
@@ -129,7 +152,13 @@ class Folders:
         return found.unusable.get(("deployment", "d"), "")
 
 
-BESIDE = ("../keys-of-others/key", "inner/../../keys-of-others/key", "/etc/hostname", "../keys-of-others")
+BESIDE = (
+    "../keys-of-others/key",
+    "inner/../../keys-of-others/key",
+    "/etc/hostname",
+    "../keys-of-others",
+    "../keys-by-another-name/key",
+)
 LINKED = ("out", "elsewhere/key", "elsewhere/../keys-of-others/key")
 FIELDS: list[Any] = [
     lambda path: {"api_key": f"file:{path}"},
