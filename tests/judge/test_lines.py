@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.core.ids import item_id
 from tidegate.judge.jsonl import JsonlLine
-from tidegate.judge.lines import COPIED, read_result_line
+from tidegate.judge.lines import COPIED, read_input_line, read_result_line
 
 BATCH = "batch_0f3kQ2mZ8s1xW7vB4nD9Lc"
 NO_ITEMS: tuple[Any, ...] = (None, 7, [], {}, "", "batch_req_short", BATCH)
@@ -41,3 +41,10 @@ def test_what_stands_beside_an_answer_is_an_object_with_something_in_it(extras: 
 @pytest.mark.parametrize("tries", [None, 7, "x", [], {}, [7]])
 def test_tries_are_a_list_of_objects(tries: Any) -> None:
     assert any("tries" in fault for fault in faults({"tries": tries}))
+
+
+def test_a_byte_order_mark_may_stand_before_the_first_line_alone() -> None:
+    line = JsonlLine(0, b"\xef\xbb\xbf" + json.dumps({"custom_id": "a", "body": {}}).encode(), whole=True)
+    first, second = read_input_line(line, 1), read_input_line(line, 2)
+    assert first is not None
+    assert (first.custom_id, second is None or second.custom_id) == ("a", None)
