@@ -112,7 +112,9 @@ async def test_what_is_granted_and_how_long_a_spent_budget_holds_up_calls_is_cou
     budget_client: BudgetClient, limits: GatedLimits
 ) -> None:
     def counted() -> tuple[float, float, float, float]:
-        waits = {one.name.rpartition("_")[2]: one.value for one in metrics.budget_wait_seconds.collect()[0].samples}
+        waits = {
+            one.name.rpartition("_")[2]: one.value for one in next(iter(metrics.budget_wait_seconds.collect())).samples
+        }
         return (
             metrics.counted(metrics.limits_granted_requests)["tenant"],
             metrics.counted(metrics.limits_granted_tokens)["tenant"],

@@ -60,7 +60,7 @@ async def test_a_model_of_which_no_server_is_healthy_is_counted_wherever_it_is(
         return metrics.counted(metrics.model_deferrals)["no_healthy_deployment"]
 
     def timed() -> int:
-        samples = metrics.model_deferral_seconds.of("no_healthy_deployment").collect()[0].samples
+        samples = next(iter(metrics.model_deferral_seconds.of("no_healthy_deployment").collect())).samples
         return int(next(one.value for one in samples if one.name.endswith("_count")))
 
     capacity = Capacity(rests=LocalRests(world.clock) if is_shared else None)
