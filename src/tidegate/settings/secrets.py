@@ -4,7 +4,6 @@
 refers to a file.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,11 +27,6 @@ def resolve(text: str, environ: Mapping[str, str]) -> tuple[Secret, bool]:
             f"must be one line of at most {SECRET_CHARS_MAX:,} printable characters: was it pasted with a line break?"
         )
     return Secret(text), True
-
-
-def referenced(text: str) -> Secret:
-    """Return the secret behind a reference from a command line."""
-    return resolve(text, os.environ)[0]
 
 
 def variable_of(text: str) -> str | None:

@@ -33,7 +33,6 @@ from tidegate.web.requests import requests
 from tidegate.web.requests.incoming_file import received_file
 from tidegate.web.requests.requests import ENDPOINTS, BatchCreate, decoded, job_request
 
-NEW_PATH = "/console/batches/new"
 ORGS_MAX = 200
 ERRORS_SHOWN_MAX = 50
 # The fields of a batch that a form may set, beside its file and its owner.
