@@ -50,7 +50,10 @@ class LimitNotes:
             return
         if state.note_limits(reported, now_ms):
             log.info(
-                "upstream_limits", deployment=state.deployment.name, requests=reported.requests, tokens=reported.tokens
+                "upstream_limits_discovered",
+                deployment=state.deployment.name,
+                requests=reported.requests,
+                tokens=reported.tokens,
             )
             if state.discovered is not None and not left.is_nothing:
                 # Calls sent earlier count in the window too, and all processes must know it. Rests
