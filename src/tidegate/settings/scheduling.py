@@ -34,7 +34,8 @@ class SchedulerSettings(Group, frozen=True):
         ),
     ] = ("organization", "team", "key", "user")
     in_flight_units_max: Annotated[
-        int, whole(0, 1 << 50, "Most work units (tokens) that one scope may have leased at once; 0 lifts the limit.")
+        int,
+        whole(0, 1 << 50, "Most work units (tokens) that one share owner may have leased at once; 0 lifts the limit."),
     ] = 0
     urgent_share: Annotated[
         float, number(0, 1, "Largest part of a model's work in flight that urgent batches may take.")

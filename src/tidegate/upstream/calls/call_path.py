@@ -1,4 +1,4 @@
-"""The one road of a call to a model server, for batch work and interactive calls alike.
+"""The one road of a call to a model server, for background and interactive calls alike.
 
 `NamedCalls` takes a call for a name: within its key's limit of calls at once, along the name's own
 deployments and then its fallbacks.
@@ -328,30 +328,30 @@ class NamedCalls:
 
     async def _open_within(self, route: NameRoute, call: Call, traffic: Traffic) -> Answer | UpstreamResponse:
         while True:
-            place = await self._key_slots.take_slots(call.parallel)
+            taken = await self._key_slots.take_slots(call.parallel)
             try:
                 # The call's own moment (for an item that of its lease) still binds.
-                bound = msgspec.structs.replace(call, begin_by_ms=min(call.begin_by_ms, place.until_ms))
+                bound = msgspec.structs.replace(call, begin_by_ms=min(call.begin_by_ms, taken.until_ms))
                 response = await self._along(route, bound, traffic)
             except BaseException as error:
-                place.release_key_slots()
+                taken.release_key_slots()
                 now_ms = self._clock.monotonic_ms()
                 is_lost = isinstance(error, UpstreamError) and error.code == "lease_over"
-                if not is_lost or not place.until_ms <= now_ms < call.begin_by_ms:
+                if not is_lost or not taken.until_ms <= now_ms < call.begin_by_ms:
                     raise
             else:
                 if isinstance(response, Answer):
-                    place.release_key_slots()
+                    taken.release_key_slots()
                 else:
-                    response.keep(place)
+                    response.keep(taken)
                 return response
 
     async def _send_within(self, route: NameRoute, call: Call) -> Answer:
-        place = await self._key_slots.take_slots(call.parallel)
+        taken = await self._key_slots.take_slots(call.parallel)
         try:
             return await self._send(route, call)
         finally:
-            place.release_key_slots()
+            taken.release_key_slots()
 
     async def _send(self, route: NameRoute, call: Call) -> Answer:
         for one in (route, *route.fallbacks):
