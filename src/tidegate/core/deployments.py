@@ -193,14 +193,17 @@ class Deployment(msgspec.Struct, frozen=True):
     """One upstream endpoint.
 
     - `models` are the public names it serves; none means any model.
-    - Without `is_capacity_known`, `max_in_flight` is only a ceiling: the calls it can take are learned from a
-      safe start. `batch_fraction` of it is the most that batch work ever takes.
-    - `order`: a deployment gets calls only while none of an earlier order is fit for them; a full one is waited for.
-    - `metrics_names` maps our names of an engine's gauges to its own, where it is neither vLLM nor SGLang.
+    - Without `is_capacity_known`, `max_in_flight` is only a ceiling: the calls it can take are
+      learned from a safe start. `batch_fraction` of it is the most that background work ever takes.
+    - `order`: a deployment gets calls only while none of an earlier order is fit for them; a full
+      one is waited for.
+    - `metrics_names` maps our names of an engine's gauges to its own, where it is neither vLLM nor
+      SGLang.
     - `output_tokens_max` is the most that one answer there can have; 0: unknown.
-    - `upstream_model` is the name by which the server knows the model, and with which requests are sent.
-    - `is_drained`: by an operator's order it gets no new calls. A new `refresh_count` is the order to try it at
-      once, whatever is known of its health.
+    - `upstream_model` is the name by which the server knows the model, and with which requests are
+      sent.
+    - `is_drained`: by an operator's order it gets no new calls. A new `refresh_count` is the order
+      to try it at once, whatever is known of its health.
     - At most `upstream_max_batch_inputs` embedding items share a call, and fewer than
       `upstream_min_batch_inputs` are not worth one. `chat_batching` says the same for chat items.
     """
@@ -308,7 +311,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
     @property
     def background_in_flight_max(self) -> int:
-        """Return the most calls that batch work ever has in flight here, over all processes."""
+        """Return the most background calls that may be in flight here, over all processes."""
         most = max(1, int(self.max_in_flight * self.batch_fraction))
         return min(most, self.chat_batching.max_in_flight or most)
 
@@ -420,7 +423,7 @@ class HttpLimits(msgspec.Struct, frozen=True):
 
     `connections_max` is one ceiling per process over all deployments.
 
-    Batch work never takes `interactive_connections` of them. A client that takes nothing of its
+    Background work never takes `interactive_connections` of them. A client that takes nothing of its
     answer for `client_timeout_s` is given up, because it keeps one of them busy.
     """
 

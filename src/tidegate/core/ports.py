@@ -322,11 +322,11 @@ class Rests(Protocol):
 
 
 class Present(msgspec.Struct, frozen=True):
-    """Calls at one deployment: processes that send batch calls there, such calls that are out, and
-    calls that gateways pass on.
+    """Calls at one deployment: processes that send background calls there, such calls that are out,
+    and calls that gateways pass on.
 
-    `tide` is how many batch calls may be out there now, where that is known, and `why` the reason
-    in words.
+    `tide` is how many background calls may be out there now, where that is known, and `why` the
+    reason in words.
     """
 
     workers: int = 0
@@ -385,7 +385,7 @@ class Fleet(Protocol):
         """Report the calls of this process; return those of others, by deployment and process."""
 
     async def learned_calls(self, worker_id: str) -> Mapping[str, int]:
-        """Return how many batch calls each deployment took when this process last reported, also
+        """Return how many background calls each deployment took when this process last reported, also
         before a restart.
         """
 

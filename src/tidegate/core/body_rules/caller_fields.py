@@ -1,9 +1,12 @@
 """Refuse what a caller may not put into a request's body, unless the model's settings allow it.
 
-- objects that a provider keeps: their ids are not ours, and behind one provider key they belong to all tenants at once;
-- parameters that steer a server itself, such as the place in its queue, templates that it runs, or where it takes its cache from;
+- objects that a provider keeps: their ids are not ours, and behind one provider key they belong to
+  all tenants at once;
+- parameters that steer a server itself, such as the place in its queue, templates that it runs, or
+  where it takes its cache from;
 - files that a server would fetch from elsewhere;
-- names that differ from a parameter's own only in case or dashes: a lenient server could read them instead.
+- names that differ from a parameter's own only in case or dashes: a lenient server could read them
+  instead.
 
 `read_plain` passes most bodies. `field_fault` reads the others as pairs, so that both values of a
 repeated name are seen. It looks into everything except JSON schemas, arguments of tools and

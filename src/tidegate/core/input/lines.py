@@ -58,7 +58,8 @@ class EarlierJob(msgspec.Struct, frozen=True):
 class LineRules(msgspec.Struct, frozen=True):
     """The limits and expectations for an input.
 
-    - `endpoint`: lines name it in their `url` or leave it out; where it is MIXED, each line must name a path.
+    - `endpoint`: lines name it in their `url` or leave it out; where it is MIXED, each line must
+      name a path.
     - `models`: the models that the caller's key allows; None means any.
     - `input_sha256`: the hash of the input when it was accepted; not checked when empty.
     - `parts`: the input is first made of these, with the parameters of `levels` in its lines.

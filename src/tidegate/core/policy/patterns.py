@@ -1,9 +1,12 @@
-"""Run regular expressions in Python's syntax with RE2: no text can make a search take more than linear time.
+"""Run regular expressions in Python's syntax with RE2: no search takes more than linear time.
 
-A pattern is read by Python's own parser and written again for RE2, with every class of characters spelled out as Python understands it:
-`\\d`, `\\w` and `\\s` mean all of Unicode, and a letter whose case does not matter matches every letter that Python takes for it.
-RE2's own `\\b` knows ASCII alone. So it is kept beside ASCII letters, digits and underscores, and beside anything else it always holds: a
-pattern may find more than Python would, never less. What RE2 cannot run (references back, looking around, `\\B`) is refused.
+Python's own parser reads a pattern, and it is written again for RE2. Every class of characters is
+spelled out as Python understands it: `\\d`, `\\w` and `\\s` mean all of Unicode, and a letter whose
+case does not matter matches every letter that Python takes for it.
+
+RE2's own `\\b` knows ASCII alone. So it is kept beside ASCII letters, digits and underscores, and
+beside anything else it always holds: a pattern may find more than Python would, never less. What
+RE2 cannot run (references back, looking around, `\\B`) is refused.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Learn how many batch calls an engine has room for, by its KV cache and its slots.
+"""Learn how many background calls an engine has room for, by its KV cache and its slots.
 
 A full cache makes the engine preempt, and full slots make interactive calls queue behind ours. The
 engine announces neither: the cache shows in its use, full slots in calls that wait while the number
@@ -17,7 +17,7 @@ SAME_SAMPLES_MIN = 3
 
 
 class EngineRoom:
-    """The room of one engine: `calls` is how many batch calls fit, as far as the samples say.
+    """The room of one engine: `calls` is how many background calls fit, as far as the samples say.
 
     It grows back slowly.
     """

@@ -31,7 +31,7 @@ class EngineSample(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """An answered batch call of ours: its prompt and its answer in tokens, how long it took, and
+    """An answered background call of ours: its prompt and its answer in tokens, how long it took, and
     its kind.
     """
 
@@ -42,8 +42,8 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Signals(msgspec.Struct, frozen=True):
-    """One deployment at one moment: our own batch calls, interactive calls, the engine's metrics,
-    and refusals.
+    """One deployment at one moment: our own background calls, interactive calls, the engine's
+    metrics, and refusals.
 
     `awaiting` are our calls without a first token, `awaiting_tokens` their prompts; `sent_tokens`
     are all prompts sent so far. `waiting_tokens` is the prompt of the ready item that has been held
@@ -51,8 +51,8 @@ class Signals(msgspec.Struct, frozen=True):
     our own gateway sees, at once; None where no traffic passes it. `sample` is the engine's last
     one, however often it was shown before. `ended` are the calls of ours that were answered since
     the last signals, `refusals` the 429s and 503s since then. `workers` are the processes that send
-    batch calls there: each has its share of what is allowed, and all counts of our own calls are of
-    this process alone.
+    background calls there: each has its share of what is allowed, and all counts of our own calls
+    are of this process alone.
     """
 
     now_ms: float

@@ -1,4 +1,4 @@
-"""The cost of a batch call for others: a line fitted to the engine's time between tokens.
+"""The cost of a background call for others: a line fitted to the engine's time between tokens.
 
     between tokens = base + per sequence * sequences that decode + per prompt token * prompt tokens per step
 

@@ -37,7 +37,7 @@ class FleetReports(Table):
 
     @reads
     async def learned_calls(self, tx: Tx, worker_id: str) -> dict[str, int]:
-        """Return how many batch calls each deployment took at this process's last report.
+        """Return how many background calls each deployment took at this process's last report.
 
         A report that is older than an hour does not count.
         """
@@ -52,7 +52,7 @@ class FleetReports(Table):
 
     @reads
     async def loads(self, tx: Tx) -> dict[str, tuple[int, int, int]]:
-        """Return each deployment's allowed batch calls, and its batch and interactive calls."""
+        """Return each deployment's allowed and present background calls, and its interactive ones."""
         rows = await tx.all("fleet_report_loads", lately_ms=SHOWN_MS)
         return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in rows}
 

@@ -2,7 +2,7 @@
 
 - `View` has the present state: which deployments have a slot, which budgets are spent, and from
   when on they take calls. It reads deployments, budgets and slots, and changes none of them.
-- `choose` is a pure function of it, for batch work and interactive calls alike.
+- `choose` is a pure function of it, for background and interactive calls alike.
 - `Admissions` takes the call's part in the same moment: a slot, a place in the tide, an attempt.
   Items and flex calls count as background calls, interactive calls count apart, and all of them
   count against the deployment's slots. An admission ends exactly once.

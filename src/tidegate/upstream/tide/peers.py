@@ -84,7 +84,7 @@ class Peers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
-        # The number of other processes that send batch calls there.
+        # The number of other processes that send background calls there.
         self.workers = 0
         self._read_ms: float | None = None
         self._workers_ms: float | None = None
