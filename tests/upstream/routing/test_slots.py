@@ -564,8 +564,11 @@ def test_a_cap_that_is_lifted_is_given_back_once_and_calls_of_a_model_count_befo
     assert [one.name for one in slots.slots()] == ["model:a", "global"]
     slots.allow({"b": 2}, {"a": 1, "b": 2})
     assert (slots.room("a"), slots.room("b")) == (2, 0)
-    assert [(one.name, one.cap, one.in_flight) for one in slots.leaving_slots()] == [("model:a", 2, 0)]
-    assert list(slots.leaving_slots()) == []
+    assert list(slots.leaving_slots()) == [], "what is not shared is not given back"
+    shared = ModelSlots({"a": 2}, 5, is_alone=False)
+    shared.allow({"b": 2}, {"a": 1, "b": 2})
+    assert [(one.name, one.cap, one.in_flight) for one in shared.leaving_slots()] == [("model:a", 2, 0)]
+    assert list(shared.leaving_slots()) == []
     slots.note_short("b")
     assert {one.name: one.is_short for one in slots.slots()} == {"model:b": True, "global": False}
     for model in ("a", "a"):
