@@ -274,8 +274,11 @@ class RoomSignal:
             tell()
 
 
-class OthersWord(Protocol):
-    def obey(self) -> None: ...
+class ReportedRests(Protocol):
+    """The rests that other processes report."""
+
+    def obey(self) -> None:
+        """Rest where another process was asked to."""
 
 
 class SlotSeeker(Protocol):
@@ -371,7 +374,7 @@ class SlotDemand:
 class SlotSharing:
     """The loop that keeps this process's shares up to date.
 
-    In each round it obeys the rests that other processes report (`others`).
+    In each round it obeys the rests that other processes report (`reported`).
     """
 
     def __init__(
@@ -380,13 +383,13 @@ class SlotSharing:
         demand: SlotDemand,
         owners: Sequence[SlotOwner],
         room: RoomSignal,
-        others: OthersWord | None,
+        reported: ReportedRests | None,
     ) -> None:
         self._limits = limits
         self._demand = demand
         self._owners = owners
         self._room = room
-        self._others = others
+        self._reported = reported
         self._reached = True
         self._holds = False
         self._task = asyncio.create_task(self._run())
@@ -398,8 +401,8 @@ class SlotSharing:
     async def _run(self) -> None:
         while True:
             self._demand.clear()
-            if self._others is not None:
-                self._others.obey()
+            if self._reported is not None:
+                self._reported.obey()
             grew = False
             try:
                 grew = await self._ask()
