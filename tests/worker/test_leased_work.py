@@ -41,7 +41,7 @@ class Room:
         return self.free
 
 
-def hand_of(clock: HandClock, free: int = 1) -> LeasedWork:
+def leased_work_of(clock: HandClock, free: int = 1) -> LeasedWork:
     upstream, recorder = (
         cast(Upstream, cast(Any, Room(free))),
         cast(Recorder, SimpleNamespace(full=False, expect=lambda: None)),
@@ -79,7 +79,7 @@ def go(leased_work: LeasedWork, clock: HandClock, count: int, within_ms: float) 
 
 def test_as_many_items_are_worth_holding_as_were_sent_in_the_last_moment() -> None:
     clock = HandClock()
-    leased_work = hand_of(clock)
+    leased_work = leased_work_of(clock)
     assert leased_work.ahead("m") == 0
     assert leased_work.is_low("m")
     go(leased_work, clock, 600, 3 * AHEAD_MS)
@@ -88,7 +88,7 @@ def test_as_many_items_are_worth_holding_as_were_sent_in_the_last_moment() -> No
 
 def test_a_pace_is_forgotten_when_nothing_goes_out_any_more_and_so_is_the_model() -> None:
     clock = HandClock()
-    leased_work = hand_of(clock)
+    leased_work = leased_work_of(clock)
     go(leased_work, clock, 100, AHEAD_MS)
     clock.advance(3 * AHEAD_MS)
     assert leased_work.ahead("m") == 0
@@ -98,7 +98,7 @@ def test_a_pace_is_forgotten_when_nothing_goes_out_any_more_and_so_is_the_model(
 
 def test_what_goes_out_is_counted_one_by_one_and_for_two_moments() -> None:
     clock = HandClock()
-    leased_work = hand_of(clock)
+    leased_work = leased_work_of(clock)
     for count in (1, 2):
         go(leased_work, clock, 1, 0)
         assert leased_work.ahead("m") == count
@@ -114,7 +114,7 @@ def test_what_goes_out_is_counted_one_by_one_and_for_two_moments() -> None:
 
 def test_the_pace_is_that_of_this_moment_or_of_the_one_right_before() -> None:
     clock = HandClock()
-    leased_work, paces = hand_of(clock), []
+    leased_work, paces = leased_work_of(clock), []
     for count, wait_ms in ((3, AHEAD_MS), (1, AHEAD_MS), (5, AHEAD_MS), (1, 2 * AHEAD_MS), (6, 2 * AHEAD_MS), (1, 0)):
         go(leased_work, clock, count, 0)
         paces.append(leased_work.ahead("m"))
@@ -129,7 +129,7 @@ def test_a_model_is_low_from_half_of_what_flies_or_flew_in_one_of_the_last_two_m
     is_low = []
     for waiting in (1, 2):
         clock = HandClock()
-        leased_work, state = hand_of(clock), slice_of(9)
+        leased_work, state = leased_work_of(clock), slice_of(9)
         leased_work.add(state, items(flew_before + flew + waiting))
         numbers(leased_work, flew_before)
         clock.advance(AHEAD_MS)
@@ -143,7 +143,7 @@ def test_a_model_is_low_from_half_of_what_flies_or_flew_in_one_of_the_last_two_m
 @pytest.mark.parametrize("is_away", [True, False], ids=["its blobs are away", "its lease is over"])
 async def test_a_slice_that_cannot_be_read_is_not_held(is_away: bool) -> None:
     """Otherwise heartbeats would count it as in work, and it would never be handed back."""
-    leased_work, ended = hand_of(HandClock()), list[LeasedSliceState]()
+    leased_work, ended = leased_work_of(HandClock()), list[LeasedSliceState]()
 
     async def read(_: LeasedSlice) -> list[Item] | None:
         if is_away:
@@ -168,7 +168,7 @@ async def test_a_slice_that_cannot_be_read_is_not_held(is_away: bool) -> None:
 
 def test_a_slow_model_is_low_when_half_of_what_flies_is_left_and_a_quick_one_sooner() -> None:
     clock = HandClock()
-    leased_work = hand_of(clock)
+    leased_work = leased_work_of(clock)
     go(leased_work, clock, 400, 2 * AHEAD_MS)
     state = slice_of(90)
     leased_work.add(state, [Item(number, b'"x"', b"{}") for number in range(90)])
@@ -180,7 +180,7 @@ def test_a_slow_model_is_low_when_half_of_what_flies_is_left_and_a_quick_one_soo
 
 def test_items_that_waited_long_enough_go_first_and_need_no_slot() -> None:
     clock = HandClock()
-    leased_work = hand_of(clock, free=0)
+    leased_work = leased_work_of(clock, free=0)
     plain, turning, batch_only = slice_of(1), slice_of(2), slice_of(1, "batch only")
     for state in (turning, batch_only):
         state.interactive_at_ms = clock.monotonic_ms() + 1_000
@@ -209,7 +209,7 @@ def test_items_that_waited_long_enough_go_first_and_need_no_slot() -> None:
 
 def test_a_slice_of_a_model_that_rests_comes_back_when_it_goes_like_an_interactive_call() -> None:
     clock = HandClock()
-    leased_work = hand_of(clock, free=0)
+    leased_work = leased_work_of(clock, free=0)
     turning = slice_of(1)
     turning.interactive_at_ms = clock.monotonic_ms() + 1_000
     leased_work.add(turning, [Item(0, b'"x"', b"{}")])
@@ -220,7 +220,7 @@ def test_a_slice_of_a_model_that_rests_comes_back_when_it_goes_like_an_interacti
 
 def test_an_item_that_comes_back_goes_behind_those_that_go_like_interactive_calls() -> None:
     clock = HandClock()
-    leased_work = hand_of(clock)
+    leased_work = leased_work_of(clock)
     plain, turned = slice_of(2), slice_of(1)
     turned.slice = replace(turned.slice, token="other")
     turned.interactive_at_ms = clock.monotonic_ms()
@@ -233,7 +233,7 @@ def test_an_item_that_comes_back_goes_behind_those_that_go_like_interactive_call
 
 def test_what_waits_in_the_router_may_not_begin_after_its_slice_was_lost_or_given_to_another() -> None:
     """An incarnation that was declared gone has lost all of them, one that lives those that the store does not list."""
-    leased_work = hand_of(HandClock())
+    leased_work = leased_work_of(HandClock())
     lost, kept = slice_of(1), slice_of(1)
     lost.slice = replace(lost.slice, token="lost")
     for state in (lost, kept):
@@ -250,7 +250,7 @@ def test_what_waits_in_the_router_may_not_begin_after_its_slice_was_lost_or_give
 
 async def test_an_item_that_must_wait_long_goes_back_to_the_store_and_a_short_wait_is_spent_here() -> None:
     clock = HandClock()
-    leased_work, state = hand_of(clock, free=9), slice_of(2)
+    leased_work, state = leased_work_of(clock, free=9), slice_of(2)
     leased_work.add(state, [Item(0, b'"x"', b"{}", wait_ms=SHORT_WAIT_MS), Item(1, b'"y"', b"{}")])
     assert state.deferred == 0
     taken = leased_work.take_item()
@@ -271,7 +271,7 @@ async def test_an_item_that_must_wait_long_goes_back_to_the_store_and_a_short_wa
 
 def test_what_is_given_back_of_a_slice_lies_behind_every_item_that_was_ever_sent() -> None:
     """An item that is sent again, behind later ones, must not make these look unsent."""
-    leased_work, state = hand_of(HandClock(), free=9), slice_of(4)
+    leased_work, state = leased_work_of(HandClock(), free=9), slice_of(4)
     leased_work.add(state, items(3))
     assert numbers(leased_work, 3) == [0, 1, 2]
     leased_work._return(state, Item(0, b'"x"', b"{}"))
@@ -280,14 +280,14 @@ def test_what_is_given_back_of_a_slice_lies_behind_every_item_that_was_ever_sent
 
 
 def test_a_slice_that_goes_back_rests_as_long_as_the_item_that_waits_longest() -> None:
-    leased_work, state = hand_of(HandClock()), slice_of(2)
+    leased_work, state = leased_work_of(HandClock()), slice_of(2)
     leased_work.add(state, [Item(0, b'"x"', b"{}", wait_ms=90_000), Item(1, b'"y"', b"{}", wait_ms=60_000)])
     assert leased_work.release_wait_ms(state) == 90_000
 
 
 def test_unsent_items_under_budgets_that_are_spent_are_given_back_and_others_stay() -> None:
     clock = HandClock()
-    leased_work, spent = hand_of(clock, free=9), slice_of(1)
+    leased_work, spent = leased_work_of(clock, free=9), slice_of(1)
     other = LeasedSliceState(replace(spent.slice, model="n", token="another"), float("inf"))
     budget = Budget(LimitBound.KEY, "k", ())
     spent.budgets = (budget,)
@@ -301,7 +301,7 @@ def test_unsent_items_under_budgets_that_are_spent_are_given_back_and_others_sta
 
 def test_nothing_goes_from_the_moment_on_at_which_a_lease_or_a_deadline_ends() -> None:
     clock = HandClock()
-    leased_work, late, other = hand_of(clock), slice_of(2), slice_of(1)
+    leased_work, late, other = leased_work_of(clock), slice_of(2), slice_of(1)
     other.slice = replace(other.slice, token="other")
     late.move_deadline(clock.monotonic_ms() + 50)
     for state in (late, other):
@@ -322,7 +322,7 @@ def test_nothing_goes_from_the_moment_on_at_which_a_lease_or_a_deadline_ends() -
 
 
 def test_models_take_turns() -> None:
-    leased_work = hand_of(HandClock())
+    leased_work = leased_work_of(HandClock())
     for model in ("m", "n"):
         leased_work.add(slice_of(2, model), items(2))
     taken = [leased_work.take_item() for _ in range(4)]
@@ -331,7 +331,7 @@ def test_models_take_turns() -> None:
 
 def test_while_it_is_closed_one_admitted_item_goes_at_a_time_under_the_same_conditions_as_any() -> None:
     clock = HandClock()
-    leased_work, state, late = hand_of(clock), slice_of(4), slice_of(1, "n")
+    leased_work, state, late = leased_work_of(clock), slice_of(4), slice_of(1, "n")
     late.move_deadline(clock.monotonic_ms() + 50)
     leased_work.add(state, items(4))
     leased_work.add(late, items(1))
@@ -368,7 +368,7 @@ def test_while_it_is_closed_one_admitted_item_goes_at_a_time_under_the_same_cond
 
 async def test_an_admitted_item_a_reopening_and_a_longer_lease_wake_a_runner_that_waits() -> None:
     clock = HandClock()
-    leased_work, state = hand_of(clock, free=9), slice_of(3)
+    leased_work, state = leased_work_of(clock, free=9), slice_of(3)
     leased_work.send_one_at_a_time()
     leased_work.add(state, items(3))
     notifications: list[tuple[Callable[[], None], int]] = [
@@ -411,7 +411,7 @@ def test_nothing_goes_before_the_first_heartbeat_after_the_last_or_while_the_wor
 
 
 def test_what_is_held_is_counted_by_model() -> None:
-    leased_work, state, keyed = hand_of(HandClock()), slice_of(3), slice_of(1, "n")
+    leased_work, state, keyed = leased_work_of(HandClock()), slice_of(3), slice_of(1, "n")
     assert (leased_work.unsent("m"), leased_work.calls("m"), leased_work.has_keys()) == (0, 0, False)
     leased_work.add(state, items(3))
     assert (leased_work.models(), leased_work.has_keys(), leased_work.slice_count) == (["m"], False, 1)
@@ -446,7 +446,7 @@ async def test_where_items_share_calls_runners_that_take_some_invite_others_to_t
     per_call: int, model: str, taken_count: int
 ) -> None:
     upstream = Groups(0, per_call)
-    leased_work = hand_of(HandClock())
+    leased_work = leased_work_of(HandClock())
     leased_work._upstream = cast(Upstream, cast(Any, upstream))
     parked = [asyncio.create_task(leased_work.next()) for _ in range(6)]
     await asyncio.sleep(0)
@@ -469,7 +469,7 @@ async def test_where_items_share_calls_runners_that_take_some_invite_others_to_t
 
 
 async def test_as_many_runners_wake_as_there_are_items_and_those_that_gave_up_take_no_turn() -> None:
-    leased_work = hand_of(HandClock(), free=9)
+    leased_work = leased_work_of(HandClock(), free=9)
     parked = [asyncio.create_task(leased_work.next()) for _ in range(4)]
     await asyncio.sleep(0)
     parked[0].cancel()
@@ -494,7 +494,7 @@ async def test_as_many_runners_wake_as_there_are_items_and_those_that_gave_up_ta
 
 def test_a_slice_is_settled_once_when_nothing_of_it_is_out_and_the_rest_waits_elsewhere() -> None:
     clock = HandClock()
-    leased_work, state = hand_of(clock), slice_of(3)
+    leased_work, state = leased_work_of(clock), slice_of(3)
     leased_work.expect(state)
     assert (leased_work.is_reading, leased_work.forget_if_done(state)) == (True, False)
     leased_work.add(state, items(3))
@@ -515,7 +515,7 @@ def test_a_slice_is_settled_once_when_nothing_of_it_is_out_and_the_rest_waits_el
 
 def test_a_slice_that_waits_for_budgets_alone_comes_back_for_the_first_of_its_items() -> None:
     clock = HandClock()
-    leased_work, state = hand_of(clock), slice_of(2)
+    leased_work, state = leased_work_of(clock), slice_of(2)
     for wait_ms in (8_000, 6_000, 7_000):
         leased_work.defer_for_budget(state, wait_ms)
     assert (leased_work.release_wait_ms(state), state.deferred) == (6_000, 3)
@@ -528,7 +528,7 @@ def test_a_slice_that_waits_for_budgets_alone_comes_back_for_the_first_of_its_it
 
 
 def test_jobs_that_close_and_deadlines_that_move_change_only_what_is_held_of_them() -> None:
-    leased_work, state, other = hand_of(HandClock()), slice_of(1), slice_of(1, "n")
+    leased_work, state, other = leased_work_of(HandClock()), slice_of(1), slice_of(1, "n")
     other.slice = replace(other.slice, job_id="other")
     for one in (state, other):
         leased_work.add(one, items(1))
@@ -542,7 +542,7 @@ def test_jobs_that_close_and_deadlines_that_move_change_only_what_is_held_of_the
 
 @pytest.mark.parametrize(("free", "model", "called"), [(0, "m", 0), (2, "m", 2), (9, "m", 5), (0, "", 5)])
 async def test_only_as_many_look_again_as_may_send(free: int, model: str, called: int) -> None:
-    leased_work = hand_of(HandClock(), free)
+    leased_work = leased_work_of(HandClock(), free)
     runners = [asyncio.ensure_future(leased_work.next()) for _ in range(8)]
     await asyncio.sleep(0)
     looks = 0
@@ -566,7 +566,7 @@ async def test_only_as_many_look_again_as_may_send(free: int, model: str, called
 async def test_more_is_leased_at_once_when_a_group_of_suspects_is_over(is_group_over: bool) -> None:
     """Until then the others stay with the store: without word of its end, they would lie there until the next look."""
     events: list[str] = []
-    leased_work, state = hand_of(HandClock()), slice_of(0)
+    leased_work, state = leased_work_of(HandClock()), slice_of(0)
     leased_work.expect(state)
     leased_work.add(state, [])
     settler = SliceSettler(

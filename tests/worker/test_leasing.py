@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.ports import HandClock
-from tests.worker.test_leased_work import hand_of, items, slice_of
+from tests.worker.test_leased_work import items, leased_work_of, slice_of
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.schedule import Pick, Reason, Why
 from tidegate.worker.leased_work import SHORT_WAIT_MS
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_slices_that_a_life_leased_which_ended_meanwhile_are_not_taken_over_by_the_next() -> None:
     """They belong to the life that asked: the sweep gives them to others."""
-    leased_work, me = hand_of(HandClock()), SimpleNamespace(id="first")
+    leased_work, me = leased_work_of(HandClock()), SimpleNamespace(id="first")
 
     async def lease_slices(worker_id: str, *_: Any) -> list[Any]:
         assert worker_id == "first"
@@ -43,7 +43,7 @@ async def test_a_job_rests_in_the_store_only_while_its_budgets_are_spent_for_lon
     async def rest_job(job_id: str, model: str, wait_ms: int) -> None:
         rested.append((job_id, model, wait_ms))
 
-    leased_work = hand_of(clock)
+    leased_work = leased_work_of(clock)
     budgets = (Budget(LimitBound.JOB, "job", (Limit(Period.HOUR, requests=1),)),)
     ports: Any = (
         SimpleNamespace(rest_job=rest_job),
@@ -71,7 +71,7 @@ def test_of_a_model_that_no_deployment_names_a_few_items_are_held_and_no_model_h
     model: str, reason: str | None
 ) -> None:
     upstream = SimpleNamespace(knows=lambda _: False)
-    ports: Any = (None, upstream, HandClock(), hand_of(HandClock()), None, None, HoldLimits(1, 1))
+    ports: Any = (None, upstream, HandClock(), leased_work_of(HandClock()), None, None, HoldLimits(1, 1))
     room, why = LeaseRoom(*ports).items(model)
     assert room > 0
     assert why == reason

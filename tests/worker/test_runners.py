@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.ports import HandClock
-from tests.worker.test_leased_work import hand_of, items, slice_of
+from tests.worker.test_leased_work import items, leased_work_of, slice_of
 from tidegate.core.nouns import AnswerTry, Attempts, Finished, Item, ItemVerdict, Usage
 from tidegate.core.states import Outcome
 from tidegate.stages.perform import Again
@@ -67,14 +67,14 @@ async def run(leased_work: LeasedWork, perform: Callable[[Item], ItemVerdict | A
 
 
 async def test_a_flush_waits_for_no_more_lines_once_nothing_is_in_flight_or_waits() -> None:
-    leased_work = hand_of(HandClock())
+    leased_work = leased_work_of(HandClock())
     leased_work.add(slice_of(2), items(2))
     assert await run(leased_work, answered) == [0, 1, "hurry"]
 
 
 async def test_an_answer_for_a_slice_that_was_lost_meanwhile_is_committed_before_anything_new_is_taken() -> None:
     """Its item may be leased again, also by this process: it would be sent once more."""
-    leased_work = hand_of(HandClock())
+    leased_work = leased_work_of(HandClock())
     leased_work.add(slice_of(1), items(1))
 
     def lost(item: Item) -> ItemVerdict:
@@ -86,7 +86,7 @@ async def test_an_answer_for_a_slice_that_was_lost_meanwhile_is_committed_before
 
 async def test_an_answer_that_did_not_fit_is_written_down_before_the_item_is_sent_again() -> None:
     """It was paid for, though it used up no attempt: the process that runs the item next must know of it."""
-    leased_work = hand_of(HandClock())
+    leased_work = leased_work_of(HandClock())
     leased_work.add(slice_of(1), items(1))
     tries = (AnswerTry("m", "d", Usage(1, 0, 1, 0), (1, 0, 1), "no number"),)
     ends = [Again(0, 0, "schema_invalid", tries=tries, rejected_text="x")]

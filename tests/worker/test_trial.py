@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tests.support.ports import HandClock
 from tests.support.store_verbs import lease_slices
-from tests.worker.test_leased_work import hand_of, slice_of
+from tests.worker.test_leased_work import leased_work_of, slice_of
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.errors import StoreUnavailable, Unavailable
 from tidegate.core.nouns import Answer, Attempts, Call, Item, Job, Usage
@@ -289,7 +289,7 @@ class Lonely:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("_CHECK_WAIT_S", 0.2), ("_INNOCENT_WAIT_S", 0.1), ("_POLL_S", 0.001), ("_RETRY_S", 0.001)):
             monkeypatch.setattr(trials, name, value)
-        self.leased_work = hand_of(HandClock(), free=9)
+        self.leased_work = leased_work_of(HandClock(), free=9)
         self.me = SimpleNamespace(id="worker")
         # What was sent, and what the store got before and after: the item of which job is alone, and whether another was checked.
         self.events: list[Any] = []

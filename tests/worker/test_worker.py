@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_slices_of_a_model_with_an_open_circuit_do_not_fill_the_hand_for_ever(live: WorkerWorld) -> None:
-    """A hand full of small slices of a model whose circuit had just opened kept every other model waiting until it came back."""
+    """A worker full of small slices of a model whose circuit had just opened kept every other model waiting until it came back."""
     script = Script(live, "unhealthy", "open")
     opening = asyncio.Event()
 
@@ -39,7 +39,7 @@ async def test_slices_of_a_model_with_an_open_circuit_do_not_fill_the_hand_for_e
     script.answers = fails
     jobs = [await live.started(chat_lines(1, "unhealthy")) for _ in range(6)]
     async with working(live, script, slice_count_max=3):
-        await until(lambda: len(script.calls) == 3, "a full hand")
+        await until(lambda: len(script.calls) == 3, "a full worker")
         script.open_circuits.add("unhealthy")
         opening.set()
         other = await live.started(chat_lines(2, "open"))
@@ -185,7 +185,7 @@ async def test_a_blob_store_that_is_away_is_not_asked_for_slice_after_slice(live
 
 
 async def test_a_lease_under_way_at_a_stop_is_handed_back_and_no_worker_is_blamed(live: WorkerWorld) -> None:
-    """It came into the hand after everything there was given back, stayed leased, and counted as a lost worker's."""
+    """It was leased after everything else was given back, stayed leased, and counted as a lost worker's."""
     script = Script(live, "m")
     job = await live.started(chat_lines(8), slice_items=4)
     reading, resume_timeout = asyncio.Event(), asyncio.Event()
@@ -219,7 +219,7 @@ async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_
     assert await live.store.declare_gone(lost, leaving=True)
     async with working(live, script) as run:
         await until(lambda: len(script.calls) == 3, "the other items")
-        await until(lambda: run.worker._leased_work.slice_count == 0, "an empty hand")
+        await until(lambda: run.worker._leased_work.slice_count == 0, "no leased work")
 
         async def rests() -> bool:
             rows = await live.rows("select state, ready_at - now_ms() > 3000000 from slices where job_id = ?", job.id)
@@ -241,7 +241,7 @@ async def test_names_of_models_do_not_pile_up_in_the_hand(live: WorkerWorld) -> 
     async with working(live, script) as run:
         await live.completed(job)
         leased_work = run.worker._leased_work
-        await until(lambda: len(leased_work._stocks) <= 1, "an empty hand")
+        await until(lambda: len(leased_work._stocks) <= 1, "no leased work")
 
 
 async def test_a_suspect_of_one_job_keeps_no_other_job_waiting(live: WorkerWorld) -> None:
@@ -330,7 +330,7 @@ async def _handed_back(world: WorkerWorld, job: Any) -> bool:
 async def test_items_of_a_job_whose_budget_is_spent_go_back_until_it_allows_something(
     live: WorkerWorld, limit: Limit, rest_ms_max: int
 ) -> None:
-    """They stay neither in the hand nor in the look: other jobs of the same model run meanwhile, and none asks again before. Only tokens
+    """They are neither kept leased nor looked at: other jobs of the same model run meanwhile, and none asks again before. Only tokens
     are looked for sooner: calls in flight may give back what they did not take."""
     script = Script(live, "m")
     budget = Budget(LimitBound.JOB, "mine", (limit,))
@@ -379,7 +379,7 @@ async def rests(world: WorkerWorld, job: Any) -> bool:
 
 
 async def test_a_response_that_has_waited_is_leased_and_sent_though_the_tide_is_closed(live: WorkerWorld) -> None:
-    """The tide leaves background work no slot: only what goes like an interactive call runs, and a full hand does not matter."""
+    """The tide leaves background work no slot: only what goes like an interactive call runs, and a full worker does not matter."""
     script = Script(live, "m")
     script.full.add("m")
     waiting, turned = await live.started(chat_lines(1, "m")), await live.started(chat_lines(1, "m"))
