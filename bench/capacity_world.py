@@ -164,7 +164,7 @@ class _Transport:
     def __init__(self, servers: dict[str, Server], witness: Witness) -> None:
         self._servers, self._witness = servers, witness
 
-    def line(self, deployment: Deployment) -> _Line:
+    def client_for(self, deployment: Deployment) -> _Line:
         return _Line(deployment.name, self._servers[deployment.name], self._witness)
 
     pool_timeout_s = 10.0

@@ -55,7 +55,7 @@ async def _bare(url: str, bodies: list[bytes], in_flight: int) -> float:
 async def _transport(url: str, bodies: list[bytes], in_flight: int) -> float:
     transport = AiohttpTransport(HttpLimits())
     place = Deployment("one", url)
-    line, to = transport.line(place), URL(place.url_of(ENDPOINT))
+    line, to = transport.client_for(place), URL(place.url_of(ENDPOINT))
     try:
         return await _cpu_us(
             lambda number, body: line.post(UpstreamRequest(to, f"k:{number}", body), 60), bodies, in_flight

@@ -83,7 +83,7 @@ async def line_to(
     transport = AiohttpTransport(limits or HttpLimits())
     place = deployment(server.url, **more)
     try:
-        yield transport, transport.line(place), URL(place.url_of(CHAT_ENDPOINT))
+        yield transport, transport.client_for(place), URL(place.url_of(CHAT_ENDPOINT))
     finally:
         await transport.close()
 

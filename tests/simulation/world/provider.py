@@ -354,7 +354,7 @@ class ProcessTransport:
         self._process = process
         self._provider = provider
 
-    def line(self, deployment: Deployment) -> "ProcessLine":
+    def client_for(self, deployment: Deployment) -> "ProcessLine":
         return ProcessLine(self._process, self._provider, deployment.name)
 
     pool_timeout_s = POOL_TIMEOUT_S

@@ -37,7 +37,7 @@ class Upstream:
         self.tokens = tokens
         self.sent_ms: list[float] = []
 
-    def line(self, deployment: Deployment) -> "Upstream":
+    def client_for(self, deployment: Deployment) -> "Upstream":
         return self
 
     pool_timeout_s = 10.0

@@ -342,7 +342,9 @@ async def test_a_request_that_the_upstream_does_not_take_ends_at_the_write_timeo
         transport = AiohttpTransport(HttpLimits(write_timeout_s=0.2))
         place = deployment(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with pytest.raises(Ambiguous, match="did not take the request"):
-            await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"x" * 64_000_000), 20)
+            await transport.client_for(place).post(
+                UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"x" * 64_000_000), 20
+            )
         stuck.set()
         server.close()
         await transport.close()
@@ -360,7 +362,7 @@ async def test_a_name_that_does_not_exist_is_unavailable() -> None:
     transport = AiohttpTransport(HttpLimits())
     place = deployment("http://no-such-host.invalid/v1")
     with pytest.raises(Unavailable, match=r"no-such-host\.invalid"):
-        await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 10)
+        await transport.client_for(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 10)
     await transport.close()
 
 
@@ -378,7 +380,7 @@ async def test_an_address_that_swallows_packets_is_unavailable_at_the_connect_ti
         transport = AiohttpTransport(HttpLimits(connect_timeout_s=0.2))
         place = deployment(f"http://127.0.0.1:{full.getsockname()[1]}")
         with pytest.raises(Unavailable, match="connecting took too long"):
-            await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 20)
+            await transport.client_for(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 20)
         await transport.close()
         for handshake in handshakes:
             handshake.close()
@@ -546,7 +548,7 @@ async def test_idle_connections_make_room_for_other_deployments_under_the_one_ce
         idle_before = transport.connections.idle_count()
         assert idle_before > 0
         place = deployment(second.url, name="two")
-        other = transport.line(place)
+        other = transport.client_for(place)
         other_url = URL(place.url_of("/v1/x"))
         calls = [asyncio.create_task(other.post(UpstreamRequest(other_url, f"k{n}", b"{}"), 60)) for n in range(4)]
         await eventually(lambda: len(second.requests) == 4, "four calls to arrive")
@@ -626,7 +628,7 @@ async def test_a_client_certificate_is_shown(certificate: tuple[Path, Path]) -> 
 async def test_tls_files_that_do_not_exist_stop_the_start_and_say_so() -> None:
     transport = AiohttpTransport(HttpLimits())
     with pytest.raises(SettingsError, match="ca_file"):
-        transport.line(Deployment("one", "https://h/v1", tls=Tls(ca_file="/no/such/file.pem")))
+        transport.client_for(Deployment("one", "https://h/v1", tls=Tls(ca_file="/no/such/file.pem")))
     await transport.close()
 
 
@@ -739,4 +741,6 @@ async def test_silence_ends_no_audio_call_unless_the_deployment_says_so() -> Non
         with pytest.raises(Ambiguous):
             await line.post(UpstreamRequest(chat, "k", b"{}"), 10)
         with pytest.raises(Ambiguous):
-            await transport.line(deployment(server.url, read_timeout_s=0.05)).post(UpstreamRequest(url, "k", b"{}"), 10)
+            await transport.client_for(deployment(server.url, read_timeout_s=0.05)).post(
+                UpstreamRequest(url, "k", b"{}"), 10
+            )

@@ -116,7 +116,7 @@ async def test_answers_are_read_and_connections_kept_as_aiohttp_does(name: str, 
 
 async def test_one_connection_serves_every_endpoint_method_and_deployment_at_a_host() -> None:
     async with RawServer() as server, line_to(server, api_key=secret()) as (transport, line, url):
-        other = transport.line(deployment(server.url, name="two", api_key=Secret("sk-other")))
+        other = transport.client_for(deployment(server.url, name="two", api_key=Secret("sk-other")))
         await line.post(UpstreamRequest(url, "a", b'{"x":1}'), 10)
         await line.get(URL(f"{server.url}/models"), 10)
         await other.post(UpstreamRequest(URL(f"{server.url}/embeddings"), "b", b""), 10)
@@ -165,7 +165,9 @@ async def test_ipv6() -> None:
     port = server.sockets[0].getsockname()[1]
     transport = AiohttpTransport(HttpLimits())
     place = deployment(f"http://[::1]:{port}/v1")
-    assert (await transport.line(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 10)).body == CHAT
+    assert (
+        await transport.client_for(place).post(UpstreamRequest(URL(place.url_of("/v1/x")), "k", b"{}"), 10)
+    ).body == CHAT
     assert b"\r\nHost: [::1]:%d\r\n" % port in heads[0]
     await transport.close()
     server.close()
@@ -222,7 +224,7 @@ async def test_a_connection_on_which_the_server_speaks_first_is_not_used() -> No
     server = await asyncio.start_server(greets, "127.0.0.1", 0)
     transport = AiohttpTransport(HttpLimits())
     place = deployment(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    template = transport.line(place).template(URL(place.url_of("/v1/x")))
+    template = transport.client_for(place).template(URL(place.url_of("/v1/x")))
     # A greeting that is on its way still cannot be distinguished from an answer. One that has arrived can.
     try:
         connection = await transport.connections.open(template.request)
@@ -295,7 +297,9 @@ class TestLargeRequests:
     async def test_one_that_is_taken_slowly_arrives_whole(self, tls: ssl.SSLContext | None) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(tls) as server:
-            call = asyncio.create_task(transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60))
+            call = asyncio.create_task(
+                transport.client_for(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
+            )
             await server.head_read.wait()
             server.read_on.set()
             assert (await call).body == hashlib.sha256(LARGE).hexdigest().encode()
@@ -309,7 +313,7 @@ class TestLargeRequests:
         transport = AiohttpTransport(limits)
         async with Sluggish(tls) as server:
             with pytest.raises(Ambiguous, match=reason):
-                await transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
+                await transport.client_for(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
             assert transport.connections.open_count() == 0
             assert transport.free_slots() == limits.connections_max
             await server.is_cut()
@@ -318,7 +322,7 @@ class TestLargeRequests:
     async def test_one_that_is_answered_early_gives_the_answer_and_drops_the_connection(self) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(None, _sized(b"too much", status=b"413 Too Large")) as server:
-            reply = await transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
+            reply = await transport.client_for(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
             assert (reply.status, reply.body) == (413, b"too much")
             # The server reads nothing more, so only an abort ends it.
             assert transport.connections.open_count() == 0
@@ -328,7 +332,9 @@ class TestLargeRequests:
     async def test_one_that_is_not_taken_does_not_hold_up_close(self, tls: ssl.SSLContext | None) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(tls) as server:
-            call = asyncio.create_task(transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60))
+            call = asyncio.create_task(
+                transport.client_for(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
+            )
             await server.head_read.wait()
             await asyncio.wait_for(transport.close(), 10)
             with pytest.raises(Ambiguous):
@@ -338,7 +344,9 @@ class TestLargeRequests:
     async def test_one_that_is_cancelled_is_dropped(self, tls: ssl.SSLContext | None) -> None:
         transport = AiohttpTransport(HttpLimits())
         async with Sluggish(tls) as server:
-            call = asyncio.create_task(transport.line(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60))
+            call = asyncio.create_task(
+                transport.client_for(server.place).post(UpstreamRequest(server.url, "k", LARGE), 60)
+            )
             await server.head_read.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -57,7 +57,7 @@ class Process:
         self.office = Office(lambda one: RedisQueue(one, owner), limits, clock, entropy)
         self.transport = QueueTransport(AiohttpTransport(limits), self.office)
         self.deployment = deployment(queue)
-        self.line: Client = self.transport.line(self.deployment)
+        self.line: Client = self.transport.client_for(self.deployment)
 
     def post(
         self, key: str = KEY, total_s: float = LONG_S, permit: SendPermit | None = None, **more: Any

@@ -83,7 +83,7 @@ async def test_equal_settings_share_one_pool_and_others_do_not(certificates: Pat
 
         async def call(name: str, tls: Tls, key: str = "k") -> int:
             one = Deployment(name, server.url, tls=tls, api_key=Secret(key))
-            line = transport.line(one)
+            line = transport.client_for(one)
             assert (
                 await line.post(UpstreamRequest(URL(one.url_of("/v1/chat/completions")), "k", b"{}"), 10)
             ).status == 200

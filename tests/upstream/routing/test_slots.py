@@ -100,8 +100,8 @@ def test_a_lower_cap_holds_before_slots_are_shared_again() -> None:
 
 
 def test_slots_in_use_at_a_deployment_that_is_gone_are_kept_until_its_calls_have_ended() -> None:
-    lines: Any = SimpleNamespace(line=lambda _: None, free_slots=lambda: 9)
-    places = Deployments(lines, lines, DeploymentPolicy(), HandClock(), lambda *_: None, is_alone=False)
+    clients: Any = SimpleNamespace(client_for=lambda _: None, free_slots=lambda: 9)
+    places = Deployments(clients, clients, DeploymentPolicy(), HandClock(), lambda *_: None, is_alone=False)
     places.serve([deployment("http://one/v1", max_in_flight=3)])
     state = places["one"]
     state.slots.grant(3)

@@ -117,7 +117,7 @@ def test_replicas_that_are_gone_or_drained_are_asked_for_again(start_web: Any) -
     assert found["replicas_needed"] == 2
     assert found["why"].endswith("2 of 2 deployments are unhealthy.")
     for state in operator.web.router._states.values():
-        state.update(replace(state.deployment, is_drained=True), state.line, state.control)
+        state.update(replace(state.deployment, is_drained=True), state.client, state.control)
     assert operator.needed(f"/models/{M}") == {
         "scale_by": 1.0,
         "replicas_needed": 1,

@@ -91,7 +91,7 @@ def test_a_failure_without_words_is_reported_in_ours_without_addresses(
 def test_a_model_whose_servers_are_all_drained_is_not_called_busy(world: GatewayWorld) -> None:
     world.start(answers(b"{}", 200))
     for state in world.web.router._states.values():
-        state.update(replace(state.deployment, is_drained=True), state.line, state.control)
+        state.update(replace(state.deployment, is_drained=True), state.client, state.control)
     answer = world.client().post(CHAT, json=ASK)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "upstream_drained")
     assert "An operator has taken this model's servers out of use" in answer.json()["error"]["message"]

@@ -236,10 +236,10 @@ class CallPath:
             state.url(call.endpoint), call.idempotency_key, call.body, call.trace_header, call.attempt_count
         )
         if traffic is None:
-            reply = await state.line.post(request, total_s, permit)
+            reply = await state.client.post(request, total_s, permit)
             return self._feedback.read_reply(admission, call.endpoint, reply)
-        assert state.open_line is not None
-        stream = await state.open_line.open(request, total_s, permit, interactive=not traffic.flex_wait_s)
+        assert state.streaming_client is not None
+        stream = await state.streaming_client.open(request, total_s, permit, interactive=not traffic.flex_wait_s)
         try:
             reply = HttpReply(stream.status, stream.headers, await stream.read_whole())
         except BaseException:
@@ -413,7 +413,7 @@ def _names(route: NameRoute) -> str:
 async def _out_at(route: NameRoute, call: Call) -> DeploymentState | None:
     """Return the deployment in whose queue a lost worker left this same call."""
     for state in route.queued_states:
-        line = state.queued_line
-        if line is not None and await line.is_out(call.idempotency_key, call.attempt_count):
+        client = state.queue_client
+        if client is not None and await client.is_out(call.idempotency_key, call.attempt_count):
             return state
     return None

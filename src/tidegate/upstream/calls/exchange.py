@@ -335,7 +335,7 @@ class Exchange:
         request = UpstreamRequest(
             state.url(shaped.endpoint), call.idempotency_key, shaped.body, headers, call.attempt_count
         )
-        reply = await state.line.post(request, total_s, permit)
+        reply = await state.client.post(request, total_s, permit)
         answer = self._feedback.read_reply(admission, shaped.endpoint, reply)
         used = receipt.settle_whole(answer.usage, answer.body)
         return answer if used is answer.usage else msgspec.structs.replace(answer, priced=used)
@@ -344,12 +344,12 @@ class Exchange:
         self, admission: Admission, shaped: Shaped, total_s: float, permit: SendPermit, receipt: CallReceipt
     ) -> Answer | UpstreamResponse:
         call, state, traffic = admission.call, admission.state, admission.traffic
-        line = state.open_line
-        assert line is not None
+        client = state.streaming_client
+        assert client is not None
         assert traffic is not None
         headers = shaped.headers + call.trace_header
         request = UpstreamRequest(state.url(shaped.endpoint), call.idempotency_key, shaped.body, headers)
-        stream = await line.open(request, total_s, permit, interactive=not traffic.flex_wait_s)
+        stream = await client.open(request, total_s, permit, interactive=not traffic.flex_wait_s)
         try:
             return await self._read_answer(admission, traffic, shaped, stream, receipt)
         except BaseException:

@@ -274,7 +274,7 @@ class Transport(Protocol):
     def pool_timeout_s(self) -> float:
         """Return how long a call waits for room before it fails with `upstream_pool_timeout`."""
 
-    def line(self, deployment: Deployment) -> Client:
+    def client_for(self, deployment: Deployment) -> Client:
         """Return a client for this deployment, with its key, its certificates and its time-outs."""
 
     def free_slots(self) -> int:
@@ -387,7 +387,7 @@ class AiohttpTransport:
             self._contexts[tls] = made
         return made
 
-    def line(self, deployment: Deployment) -> AiohttpClient:
+    def client_for(self, deployment: Deployment) -> AiohttpClient:
         return AiohttpClient(self, deployment, deployment.read_timeout_s or self.limits.read_timeout_s)
 
     def connections_in_use(self) -> int:
@@ -403,7 +403,7 @@ class AiohttpTransport:
 
     async def call(
         self,
-        line: AiohttpClient,
+        client: AiohttpClient,
         request: UpstreamRequest,
         total_s: float,
         permit: SendPermit | None,
@@ -415,13 +415,13 @@ class AiohttpTransport:
         url = request.url
         if not self._slots.take_slot(interactive=False):
             await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=False)
-        flight = self._sweep.watch_call(total_s, line.read_timeout_s(url))
+        flight = self._sweep.watch_call(total_s, client.read_timeout_s(url))
         failed: UpstreamError | None = None
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 connection, whole = None, False
                 try:
-                    template = line.template(url)
+                    template = client.template(url)
                     connection = self._idle(template, request.idempotency_key)
                     if connection is None:
                         connection = await self.connections.open(template.request)
@@ -433,7 +433,7 @@ class AiohttpTransport:
                     else:
                         answer = await self._read_body(payload, flight)
                     whole = True
-                    key = line.key
+                    key = client.key
                     if key is None:
                         return HttpReply(message.code, message.headers, answer)
                     return HttpReply(message.code, _shown(message, key), key.whole(answer))
@@ -456,7 +456,7 @@ class AiohttpTransport:
 
     async def open(
         self,
-        line: AiohttpClient,
+        client: AiohttpClient,
         request: UpstreamRequest,
         total_s: float,
         permit: SendPermit | None,
@@ -466,7 +466,7 @@ class AiohttpTransport:
         """Send one request, and return its answer as soon as its head is here."""
         if not self._slots.take_slot(interactive=interactive):
             await self._slots.wait(min(self.pool_timeout_s, total_s), interactive=interactive)
-        flight = self._sweep.watch_call(total_s, line.read_timeout_s(request.url), is_streamed=True)
+        flight = self._sweep.watch_call(total_s, client.read_timeout_s(request.url), is_streamed=True)
 
         def end() -> None:
             self._sweep.forget_call(flight)
@@ -476,7 +476,7 @@ class AiohttpTransport:
         try:
             for _ in range(STALE_CONNECTIONS_MAX):
                 try:
-                    return await self._open(line, request, flight, permit, end)
+                    return await self._open(client, request, flight, permit, end)
                 except (Exception, asyncio.CancelledError) as wrong:
                     failed = self._sort(wrong, flight, repeatable=False)
                 if failed is not None:
@@ -489,13 +489,13 @@ class AiohttpTransport:
 
     async def _open(
         self,
-        line: AiohttpClient,
+        client: AiohttpClient,
         request: UpstreamRequest,
         flight: InFlightCall,
         permit: SendPermit | None,
         end: Callable[[], None],
     ) -> Stream:
-        template = line.template(request.url)
+        template = client.template(request.url)
         connection = self._idle(template, request.idempotency_key)
         if connection is None:
             connection = await self.connections.open(template.request)
@@ -509,7 +509,7 @@ class AiohttpTransport:
             self.connections.keep_or_close(template.key, connection, whole=whole)
             end()
 
-        key, bytes_max = line.key, self.limits.response_bytes_max
+        key, bytes_max = client.key, self.limits.response_bytes_max
         if key is None:
             return Stream(message.code, message.headers, payload, flight, finish, bytes_max)
         return Stream(message.code, _shown(message, key), RedactedPayload(payload, key), flight, finish, bytes_max)

@@ -235,8 +235,8 @@ class QueueTransport:
         self.free_slots = http.free_slots
         self._office = office
 
-    def line(self, deployment: Deployment) -> Client:
-        return self._http.line(deployment) if deployment.queue is None else QueueClient(self._office, deployment)
+    def client_for(self, deployment: Deployment) -> Client:
+        return self._http.client_for(deployment) if deployment.queue is None else QueueClient(self._office, deployment)
 
     def recorded(self, items: Iterable[tuple[str, int]]) -> None:
         self._office.receipts.recorded(items)

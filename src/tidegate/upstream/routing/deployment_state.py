@@ -174,7 +174,7 @@ class DeploymentState:
     """The state of one deployment. With `is_alone` this is the only process and has all slots."""
 
     def __init__(
-        self, deployment: Deployment, line: Client, control: Client, policy: DeploymentPolicy, *, is_alone: bool
+        self, deployment: Deployment, client: Client, control: Client, policy: DeploymentPolicy, *, is_alone: bool
     ) -> None:
         self.deployment = deployment
         self.breaker = Breaker(policy.breaker)
@@ -218,9 +218,9 @@ class DeploymentState:
         self._forbidden: OrderedDict[str, int] = OrderedDict()
         self._failed_calls: OrderedDict[str, None] = OrderedDict()
         self._failed_at_ms = -math.inf
-        self.update(deployment, line, control)
+        self.update(deployment, client, control)
 
-    def update(self, deployment: Deployment, line: Client, control: Client) -> None:
+    def update(self, deployment: Deployment, client: Client, control: Client) -> None:
         """Take over new terms for the same server; its calls and what was learned of it stay."""
         if deployment.refresh_count != self.deployment.refresh_count:
             self._try_at_once()
@@ -230,9 +230,9 @@ class DeploymentState:
             self.rests_until_ms = math.inf
         elif self.rests_until_ms == math.inf:
             self.rests_until_ms = 0.0
-        self.line = line
-        self.open_line = line if isinstance(line, StreamingClient) else None
-        self.queued_line = line if isinstance(line, QueuedClient) else None
+        self.client = client
+        self.streaming_client = client if isinstance(client, StreamingClient) else None
+        self.queue_client = client if isinstance(client, QueuedClient) else None
         self.control = control
         # A configured capacity limits all calls; a learned one limits only background work.
         self.counts_interactive = deployment.is_capacity_known and deployment.takes_interactive

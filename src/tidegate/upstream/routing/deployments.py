@@ -68,7 +68,7 @@ class Deployments(dict[str, DeploymentState]):
             state = self.get(name)
             if state is None or state.deployment != deployment:
                 try:
-                    line, control = self._transport.line(deployment), self._control.line(deployment)
+                    client, control = self._transport.client_for(deployment), self._control.client_for(deployment)
                 except SettingsError as error:
                     refused[name] = f"deployment {name!r}: {error}"
                     if state is not None and state.deployment.tls.has_files_of(deployment.tls):
@@ -79,14 +79,14 @@ class Deployments(dict[str, DeploymentState]):
                 if state is None or not state.deployment.is_same_server(deployment):
                     # Calls in flight at the earlier server end there, and do not count for the new
                     # one.
-                    state = DeploymentState(deployment, line, control, self._policy, is_alone=self._is_alone)
+                    state = DeploymentState(deployment, client, control, self._policy, is_alone=self._is_alone)
                     state.tide = self._tide_for(deployment, control, state)
-                changed.append((state, deployment, line, control))
+                changed.append((state, deployment, client, control))
             kept[name] = state
-        for state, deployment, line, control in changed:
+        for state, deployment, client, control in changed:
             if tide_terms(state.deployment) != tide_terms(deployment):
                 state.tide = self._tide_for(deployment, control, state)
-            state.update(deployment, line, control)
+            state.update(deployment, client, control)
         if not self._is_alone:
             self._leaving += [state for state in self.values() if state not in kept.values()]
         self.clear()

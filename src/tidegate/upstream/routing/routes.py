@@ -63,9 +63,9 @@ class NameRoute:
         """
         self.states = [state for state in states if state.deployment.takes_background]
         self.interactive_states = [state for state in states if state.deployment.takes_interactive]
-        self.queued_states = [state for state in self.states if state.queued_line is not None]
+        self.queued_states = [state for state in self.states if state.queue_client is not None]
         # The caller of a flex call waits for its answer, so the call may not be queued.
-        self.flex_states = [state for state in self.states if state.queued_line is None]
+        self.flex_states = [state for state in self.states if state.queue_client is None]
         self.items_per_call = max((state.deployment.items_per_call_max for state in self.states), default=1)
         self.own_budgets = ()
         self.total_timeout_s = None if resource is None else resource.total_timeout_s
