@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.test_publish_failures import answer
+from tests.stages.test_publish_failures import answer
 from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.core.errors import BlobUnavailable
 from tidegate.core.files import Extent

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace as replace_shape
 from structlog.testing import capture_logs
 
+from tests.stages.test_publish_failures import answer, closed, lose_work_file, shipping
 from tests.support.store_verbs import lease_slices
-from tests.worker.test_publish_failures import answer, closed, lose_work_file, shipping
 from tests.worker.world import WorkerWorld, chat_lines
 from tidegate.core.answers import results
 from tidegate.core.errors import StoreUnavailable
