@@ -202,20 +202,22 @@ async def test_a_job_that_an_earlier_one_answered_runs_nothing_and_ends(world: W
     assert (await published(world, third))[1][0]["tidegate"]["reused"] == output[0]["id"]
 
 
-@pytest.mark.parametrize("is_read", [False, True], ids=["before it is read", "while it is read"])
+@pytest.mark.parametrize("read", ["", "input_file_id", "output_file_id"])
 async def test_a_job_whose_earlier_one_is_gone_runs_nothing(
-    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch, is_read: bool
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
+    """It may be deleted before it is read, or while a file of it is."""
     first = await world.started(chat_lines(2))
     await answer(world, first, [0, 1])
-    await published(world, first)
+    first, *_ = await published(world, first)
     second = await world.job(chat_lines(2), shape=JobShape(reuse_from=first.id))
-    if is_read:
+    if read:
         list_extents = world.store.list_extents
 
-        async def list_too_late(*arguments: Any) -> Any:
-            await world.store.forget_job(first.id)
-            return await list_extents(*arguments)
+        async def list_too_late(file_id: str, *arguments: Any) -> Any:
+            if file_id == getattr(first, read):
+                await world.store.forget_job(first.id)
+            return await list_extents(file_id, *arguments)
 
         monkeypatch.setattr(world.store, "list_extents", list_too_late)
     else:

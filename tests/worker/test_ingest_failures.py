@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.worker.world import HOUR_MS, WorkerWorld, chat_lines, here
-from tidegate.core.errors import BlobUnavailable, IngestCrashed, IngestFailed
+from tidegate.core.errors import BlobUnavailable, IngestCrashed, IngestFailed, StoreUnavailable
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, IngestPlan
@@ -58,6 +59,33 @@ async def test_an_outage_however_long_does_not_fail_the_job(world: WorkerWorld) 
     assert await world.rows("select count(*) from blobs where state = 'writing'") == [(0,)], (
         "no work file is left behind"
     )
+
+
+async def test_what_a_failed_try_may_have_taken_is_given_back_once(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may have taken inputs for a try that heard nothing of it."""
+    job, worker = await world.job(chat_lines(3)), await world.worker()
+    take, give_back, tokens = world.store.take_ingests, world.store.give_back_ingests, []
+
+    async def take_and_vanish(*arguments: Any) -> Any:
+        await take(*arguments)
+        monkeypatch.setattr(world.store, "take_ingests", take)
+        raise StoreUnavailable("away")
+
+    async def noted(owner: str, token: str) -> None:
+        tokens.append(token)
+        await give_back(owner, token)
+
+    monkeypatch.setattr(world.store, "take_ingests", take_and_vanish)
+    monkeypatch.setattr(world.store, "give_back_ingests", noted)
+    ingest = world.ingest()
+    with pytest.raises(StoreUnavailable):
+        await ingest.next(worker)
+    assert await ingest.next(worker)
+    assert (await world.look(job)).state is JobState.IN_PROGRESS
+    assert not await ingest.next(worker)
+    assert len(tokens) == 1
 
 
 async def test_a_pass_that_dies_each_time_fails_the_job_with_a_reason(world: WorkerWorld) -> None:
