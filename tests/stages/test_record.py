@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from tests.support.store_verbs import lease_slices
 from tests.worker.world import Script, WorkerWorld, chat_lines, until
+from tidegate import metrics
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.system import LocalWake
 from tidegate.core.answers import results
@@ -265,6 +266,35 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
     assert await written(world) == [len(answered.line)] * 2
 
 
+async def test_lines_of_a_log_that_was_collected_before_their_commit_are_written_to_another(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a worker that seemed lost may go before it is back; its answers may not."""
+    monkeypatch.setattr("tidegate.stages.record._RETRY_S", 0.001)
+    job, commit, tries = await world.started(chat_lines(3)), world.store.record_outcomes, list[Any]()
+    before = metrics.counted(metrics.record_failures)["log_collected"]
+
+    async def condemn(tx: Any) -> None:
+        tx._connection.execute("update blobs set state = 'condemned', condemned_at = 0 where id = ?", tries)
+
+    async def collected(flushes: list[Any], *more: Any) -> Any:
+        tries.append(flushes[0].answers_placed.blob_id)
+        if len(tries) == 1:
+            await world.store._driver.write(condemn)
+        return await commit(flushes, *more)
+
+    monkeypatch.setattr(world.store, "record_outcomes", collected)
+    async with recording(world, world.blobs) as recorder:
+        recorder._retry_s = 0.001
+        recorder.record(verdict(job, 0))
+        async with asyncio.timeout(60):
+            await recorder.drain()
+        assert not recorder.full
+    assert (await world.look(job)).answered_count == 1
+    assert len(set(tries)) == len(tries) == 2
+    assert metrics.counted(metrics.record_failures)["log_collected"] == before + 1
+
+
 async def test_a_new_life_writes_to_logs_of_its_own_after_what_waits_is_committed(world: WorkerWorld) -> None:
     job = await world.started(chat_lines(4))
     async with recording(world, Spooling()) as recorder:
@@ -475,6 +505,36 @@ async def test_while_a_disk_or_a_store_is_away_results_are_kept_nothing_new_is_s
                 assert not recorder.full
     assert (ledger.committed, waits) == ([1, 1], slept)
     assert [line["event"] for line in logged] == ["record_postponed"] * 2, "once for each outage"
+
+
+class Renewed(Ledger):
+    """A ledger with a new log each time, whose objects are worth waiting for."""
+
+    async def open_log(self, next_blob_id: LogIds) -> Any:
+        await super().open_log(next_blob_id)
+        self._size_bytes = 0
+        return SimpleNamespace(append=self.append, seal=self.seal, seal_after_ms=7_200_000, seal_after_bytes=40)
+
+    async def seal(self) -> Placed:
+        assert self._size_bytes == 30, "each line lies in the new log, and lies there once"
+        return await super().seal()
+
+
+async def test_lines_that_wait_for_a_larger_object_are_written_again_with_one_that_failed() -> None:
+    """The log is given up, and what is not sealed of it with it."""
+    ledger = Renewed()
+    async with noting(ledger, FlushLimits(3_600_000, 1, 1_000, 1_500)) as recorder:
+        recorder.record(plain(0))
+        await turns()
+        ledger.blobs_away, recorder._retry_s = 1, 0
+        recorder.record(plain(1))
+        await turns()
+        assert (ledger.appended_bytes, ledger.committed) == (30, []), "the first line twice"
+        recorder.record(plain(2))
+        await turns()
+        recorder.hurry()
+        await turns()
+        assert ledger.committed == [3]
 
 
 class Halting(Ledger):
