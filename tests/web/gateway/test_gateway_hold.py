@@ -156,6 +156,7 @@ def test_a_changed_response_is_refused_with_a_way_out(world: GatewayWorld, own: 
     world.start(streams(end), hooks={"house": HookEntry(after=f"{own}:sign", streams="hold")})
     refused = world.client().post("/v1/responses", json={"model": "m", "input": "hi", "stream": True}).json()["error"]
     assert (refused["code"], "without `stream`" in refused["message"]) == ("stream_not_allowed", True)
+    assert refused["param"] == "stream"
 
 
 def test_a_rule_that_refuses_streams_wins_and_one_that_passes_them_does_not_look(world: GatewayWorld) -> None:

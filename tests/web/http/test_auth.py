@@ -18,8 +18,10 @@ from tests.support.processes import wait_until
 from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, OPERATOR, WebServer, model_at
 from tidegate.core import keys
+from tidegate.core.deployments import Secret
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.policies import Policies
+from tidegate.settings.groups import Auth
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.doors import SCOPES
@@ -27,7 +29,7 @@ from tidegate.web.http import auth
 from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.http.failures import Failures
 from tidegate.web.http.loopback import is_loopback, is_sent_without_a_network, require_key
-from tidegate.web.http.pepper import pepper_of
+from tidegate.web.http.pepper import can_check_keys, claim_pepper, pepper_of
 
 REFUSED = {"status": 401, "code": "invalid_api_key"}
 DAY_MS = 86_400_000
@@ -74,6 +76,7 @@ def test_with_a_key_every_call_needs_one(web: WebServer) -> None:
     ]
     for answer in refusals:
         is_error(answer, REFUSED)
+        assert answer.headers["www-authenticate"] == "Bearer"
     assert len({answer.content for answer in refusals}) == 1
     assert get(web, None, "/healthz").status_code == 200
     assert get(web, None, "/readyz").status_code == 200
@@ -500,6 +503,28 @@ def test_the_pepper_is_made_once_and_private(web: WebServer, tmp_path: Any) -> N
     path.write_bytes(b"short")
     with pytest.raises(SettingsError, match="too short"):
         pepper_of(settings)
+    path.unlink()
+    assert len(pepper_of(settings)) >= 32, "its directory is there already"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SettingsError, match=r"cannot be used \(Is a directory\)\. Give this user the rights"):
+        pepper_of(settings)
+
+
+def test_keys_can_be_checked_only_with_the_pepper_that_they_were_hashed_with(web: WebServer, tmp_path: Any) -> None:
+    """It makes and claims none: `doctor` asks."""
+
+    def can_check(**auth: Any) -> bool | None:
+        settings = msgspec.structs.replace(web.settings, data=str(tmp_path / "data"), auth=Auth(**auth))
+        return web.run(can_check_keys(settings, web.store))
+
+    assert can_check() is True, "there is no key"
+    web.make_key("acme")
+    web.run(claim_pepper(web.store, b"p" * 32))
+    assert can_check() is None
+    assert can_check(pepper=Secret("p" * 32)) is True
+    assert can_check(pepper=Secret("q" * 32)) is False
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_key_never_shows_itself(web: WebServer) -> None:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings
-from tidegate.settings.groups import ServerSettings
+from tidegate.settings.groups import Http, ServerSettings, WorkerSettings
 from tidegate.web.http.door import PlainDoor
 from tidegate.web.http.serving import listen_limits, listening
 
@@ -48,3 +48,18 @@ def test_streams_of_events_fit_into_the_usual_limit_of_open_files(
     allowed = listen_limits(Settings(server=ServerSettings(connections_max=2_100))).connections_max
     assert asked[0][0] <= files
     assert allowed == count if count is not None else 32 <= allowed < 2_100
+
+
+def test_descriptors_are_kept_for_as_many_calls_as_can_be_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits[0]))
+
+    def needed(in_flight_max: int, kept_alive_max: int) -> int:
+        worker, http = WorkerSettings(in_flight_max=in_flight_max), Http(kept_alive_max=kept_alive_max)
+        listen_limits(Settings(worker=worker, http=http))
+        return asked[-1]
+
+    calls_max = Http().connections_max
+    assert needed(11, 20) - needed(10, 20) == needed(10, 21) - needed(10, 20) == 1
+    assert needed(calls_max, 20) == needed(calls_max - 20, 20), "connections are bounded"
