@@ -102,6 +102,7 @@ def test_counts_move_when_all_is_over_and_results_are_counted_by_kind(web: WebSe
     stages.publish(web, job_id(batch), rest, Outcome.CANCELLED)
     ended = client.get(f"{PATH}/{batch['id']}").json()
     assert ended["processing_status"] == "ended"
+    assert batch["created_at"] <= cancelled["cancel_initiated_at"] <= ended["ended_at"]
     assert ended["request_counts"] == {"processing": 0, "succeeded": 1, "errored": 1, "canceled": 2, "expired": 0}
     assert ended["results_url"] == f"{web.url}{PATH}/{batch['id']}/results"
     answer = client.get(ended["results_url"])
