@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tidegate.core.answers.error_kinds import FINGERPRINT_CHARS_MAX, ErrorKind, fingerprint
+from tidegate.core.errors import BlobMissing
 from tidegate.web.jobs import error_groups as module
 from tidegate.web.jobs.error_groups import ErrorGroups
 
@@ -80,3 +81,25 @@ async def test_lines_are_grouped_with_examples(monkeypatch: pytest.MonkeyPatch) 
     fewer: ErrorGroups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
     assert sum(fewer.counts.values()) == 5
     assert [fewer.is_rest(kind) for kind in fewer.counts] == [False, True, True]
+
+
+@pytest.mark.anyio
+async def test_a_line_that_is_cut_where_its_bytes_end_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = {"id": "r", "custom_id": "c", "error": {"code": "batch_expired", "message": "late"}, "response": None}
+    data = json.dumps(late).encode() + b"\n"
+
+    async def file_bytes(store: Any, blobs: Any, file_id: str, start: int, end: int) -> Any:
+        yield (data + data)[:end]
+        if end == 2 * len(data):
+            raise BlobMissing("they were deleted with their file")
+
+    monkeypatch.setattr(module, "file_bytes", file_bytes)
+    monkeypatch.setattr(module, "READ_BYTES_MAX", 2 * len(data))
+    for size_bytes in (2 * len(data), 3 * len(data)):
+        job: Any = SimpleNamespace(error_file_id="file-1", error_bytes=size_bytes)
+        groups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
+        assert (groups.is_partial, list(groups.counts.values())) == (True, [2])
+    monkeypatch.setattr(module, "READ_BYTES_MAX", 2 * len(data) - 1)
+    groups = await module.error_groups(None, None, job)  # type: ignore[arg-type]
+    assert (groups.is_partial, list(groups.counts)) == (True, [ErrorKind("batch_expired", 0, "late")])
+    assert groups.counts.total() == 1
