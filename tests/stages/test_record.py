@@ -395,13 +395,13 @@ def plain(number: int, size_bytes: int = 10) -> ItemVerdict:
 
 
 @asynccontextmanager
-async def noting(ledger: Ledger, limits: FlushLimits) -> AsyncIterator[Recorder]:
+async def noting(ledger: Ledger, limits: FlushLimits, news: LocalWake | None = None) -> AsyncIterator[Recorder]:
     async def new_blob(kind: str) -> str:
         return "blob"
 
     upstream: Any = SimpleNamespace(recorded=list)
     world = cast(Any, ledger)
-    recorder = Recorder(world, world, upstream, limits, new_blob, asyncio.Event(), LocalWake())
+    recorder = Recorder(world, world, upstream, limits, new_blob, asyncio.Event(), news or LocalWake())
     running = asyncio.create_task(recorder.run())
     try:
         yield recorder
@@ -446,6 +446,17 @@ async def test_a_flush_waits_for_so_many_lines_or_bytes_and_for_nothing_more() -
             recorder.record(plain(number))
         await turns()
         assert len(ledger.committed) == 4, "a hurry is about what waited then"
+
+
+async def test_who_follows_a_job_looks_again_at_each_commit() -> None:
+    ledger, news = Ledger(), LocalWake()
+    heard = list[int]()
+    news.notify = lambda: heard.append(len(ledger.committed))  # type: ignore[method-assign]
+    async with noting(ledger, FlushLimits(3_600_000, 1, 1_000, 1_500), news) as recorder:
+        for number in range(2):
+            recorder.record(plain(number))
+            await turns()
+    assert heard == [1, 2], "and not before it is there to be seen"
 
 
 async def test_what_was_tried_is_recorded_with_no_line_beside_it() -> None:
