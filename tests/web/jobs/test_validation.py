@@ -7,6 +7,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,9 +21,12 @@ from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.schedule.job_estimate import EstimateRange, ModelLoad, cost_nano, output_tokens
 from tidegate.core.schedule.outlooks import Minute
+from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.usage.prices import Price
 from tidegate.settings.capacity import DeploymentPrice
 from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.web.jobs.limit_rooms import LimitSides
+from tidegate.web.jobs.validation import _exceeds, _loads
 
 CHAT = "/v1/chat/completions"
 FIELDS = {
@@ -266,3 +270,21 @@ def test_costs_go_from_the_cheapest_with_a_cache_to_the_dearest_without() -> Non
     found = cost_nano(load, output, [cheap, dear], 0.5)
     assert (found.p5, found.p50, found.p95) == (467_500_000, 3_000_000_000, 6_300_000_000)
     assert cost_nano(load, output, [], 0.5) == EstimateRange()
+
+
+def test_what_a_plan_asks_is_divided_between_its_models_by_their_work() -> None:
+    slices = [("m", 3, 60), ("", 2, 0), ("n", 1, 25), ("m", 1, 15)]
+    parts = [SimpleNamespace(model=model, count=count, work_units=units) for model, count, units in slices]
+    plan: Any = SimpleNamespace(slices=parts, prompt_bytes=4_000, file_bytes=3_800)
+    assert prompt_tokens(200) == 50
+    assert _loads(plan) == ([ModelLoad("m", 4, 37, 38), ModelLoad("n", 1, 12, 13)], 2)
+    plan.prompt_bytes = 10**9
+    assert _loads(plan) == ([ModelLoad("m", 4, 75, 0), ModelLoad("n", 1, 25, 0)], 2), "never more than all of its work"
+
+
+def test_a_limit_binds_when_one_of_its_sides_has_too_little_left() -> None:
+    asked = (10, 1_000, 2_000_000_000)
+    assert not _exceeds(LimitSides(10, 1_000, "2"), *asked)
+    assert not _exceeds(LimitSides(None, None, None), *asked)
+    for short in (LimitSides(9, 1_000, "2"), LimitSides(10, 999, "2"), LimitSides(10, 1_000, "1.99")):
+        assert _exceeds(short, *asked)
