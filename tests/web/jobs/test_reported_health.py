@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
-from tidegate.upstream.routing.deployment_state import DeploymentStatus
+from tidegate.upstream.routing.deployment_status import DeploymentStatus
 from tidegate.web.jobs.reported_health import reported_status, reported_troubles
 
 CLOSED = DeploymentStatus("gpu", "http://gpu/v1", ("m",), "closed", 0, 0, 8, 0, 0, {}, "")
