@@ -450,13 +450,13 @@ async def test_a_flush_waits_for_so_many_lines_or_bytes_and_for_nothing_more() -
 
 async def test_who_follows_a_job_looks_again_at_each_commit() -> None:
     ledger, news = Ledger(), LocalWake()
-    heard = list[int]()
-    news.notify = lambda: heard.append(len(ledger.committed))  # type: ignore[method-assign]
+    noticed = list[int]()
+    news.notify = lambda: noticed.append(len(ledger.committed))  # type: ignore[method-assign]
     async with noting(ledger, FlushLimits(3_600_000, 1, 1_000, 1_500), news) as recorder:
         for number in range(2):
             recorder.record(plain(number))
             await turns()
-    assert heard == [1, 2], "and not before it is there to be seen"
+    assert noticed == [1, 2], "and not before it is there to be seen"
 
 
 async def test_what_was_tried_is_recorded_with_no_line_beside_it() -> None:

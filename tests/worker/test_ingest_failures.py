@@ -64,7 +64,7 @@ async def test_an_outage_however_long_does_not_fail_the_job(world: WorkerWorld) 
 async def test_what_a_failed_try_may_have_taken_is_given_back_once(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store may have taken inputs for a try that heard nothing of it."""
+    """The store may have taken inputs for a try that got no answer."""
     job, worker = await world.job(chat_lines(3)), await world.worker()
     take, give_back, tokens = world.store.take_ingests, world.store.give_back_ingests, []
 
