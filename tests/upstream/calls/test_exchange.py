@@ -10,11 +10,11 @@ from tests.upstream.raw_server import CHAT as CHAT_ANSWER
 from tests.upstream.raw_server import Peer, RawServer, Request, answers_with, eventually
 from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.answers.redaction import KeyRedactor
-from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError
+from tidegate.core.errors import Ambiguous, BrokenAnswer, KeyRejected, Refused, Throttled, UpstreamError, Withheld
 from tidegate.core.nouns import Usage
 from tidegate.upstream.calls import admission as admissions
 from tidegate.upstream.calls.admission import accept
-from tidegate.upstream.calls.exchange import UpstreamResponse
+from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
 
@@ -96,3 +96,49 @@ async def test_a_user_gets_an_answer_with_a_good_status_alone(world: RouterWorld
         else:
             with pytest.raises(Refused):
                 await router.open(world.call(), traffic)
+
+
+def quota(opens_at_ms: float) -> Any:
+    return SimpleNamespace(opens_at_ms=lambda tokens: opens_at_ms if tokens == 7 else 0.0)
+
+
+LOOK: dict[str, Any] = {
+    "quota": None,
+    "rests_until_ms": 0.0,
+    "begin_by_ms": 900.0,
+    "deadline_ms": 800.0,
+    "may_begin": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "until_ms"),
+    [
+        ({}, "", 0),
+        ({"quota": quota(100.0), "rests_until_ms": 100.0, "may_begin": lambda: True}, "", 0),
+        ({"quota": quota(101.0)}, "upstream_rests", 101),
+        ({"rests_until_ms": 400.0}, "upstream_rests", 300),
+        ({"rests_until_ms": 200.0}, "upstream_rests", 200),
+        ({"begin_by_ms": 100.0}, "lease_over", 100),
+        ({"begin_by_ms": 101.0, "may_begin": lambda: False}, "lease_over", 100),
+        ({"deadline_ms": 100.0}, "deadline_passed", 100),
+    ],
+)
+def test_a_call_that_waited_for_its_permit_is_sent_only_if_it_still_may(
+    changed: dict[str, Any], code: str, until_ms: float
+) -> None:
+    """It is 100 ms; the job, the lease or the deployment may have changed meanwhile."""
+    held, expiries = SimpleNamespace(**LOOK | changed), list[Any]()
+    state = SimpleNamespace(quota=held.quota, rests_until_ms=held.rests_until_ms, rest_ends_ms=lambda now_ms: 300.0)
+    call = SimpleNamespace(may_begin=held.may_begin, deadline_ms=held.deadline_ms)
+    admission = SimpleNamespace(call=call, state=state, begin_by_ms=held.begin_by_ms)
+    permit = SimpleNamespace(expire_by=lambda *terms: expiries.append(terms))
+    exchange: Any = SimpleNamespace(_clock=SimpleNamespace(monotonic_ms=lambda: 100.0))
+    ports: Any = (exchange, admission, permit, 7)
+    if not code:
+        Exchange._look_again(*ports)
+        assert expiries == [(800.0, held.may_begin)]
+        return
+    with pytest.raises(Withheld) as withheld:
+        Exchange._look_again(*ports)
+    assert (withheld.value.code, withheld.value.until_ms, expiries) == (code, until_ms, [])
