@@ -45,7 +45,7 @@ _DECISION_SECONDS = {mode: metrics.scheduler_decision_seconds.of(mode) for mode 
 
 # Returns how many more items of a model this worker could hold, and the reason if none. Items of an
 # unknown model can only fail, so for these it returns a number and a reason.
-Room = Callable[[str], tuple[int, str | None]]
+RoomOf = Callable[[str], tuple[int, str | None]]
 Rooms = Mapping[str, tuple[int, str | None]]
 
 
@@ -183,7 +183,9 @@ class Scheduler:
             self._policy = replace(self._policy, in_flight_units_by_tenant=by_id)
             self._caps_at_ms = now_ms + _CAPS_KEEP_MS
 
-    async def choose(self, worker_id: str, room: Room, slices_max: int, trial: Trial | None = None) -> schedule.Choice:
+    async def choose(
+        self, worker_id: str, room: RoomOf, slices_max: int, trial: Trial | None = None
+    ) -> schedule.Choice:
         """Make one decision.
 
         Models without room are not read, so that they never hide one with room. `trial` decides
@@ -224,7 +226,7 @@ class Scheduler:
             self._shadow(snapshot, choice, policy.shadow_mode)
         return choice
 
-    def _room_of(self, room: Room, model: str) -> tuple[int, str | None]:
+    def _room_of(self, room: RoomOf, model: str) -> tuple[int, str | None]:
         """Return the room for a model; none for an unknown model that another worker may know."""
         items, reason = room(model)
         if items > 0 and reason is schedule.Reason.UNKNOWN_CAPACITY:

@@ -24,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A", bound="Table")
 Verb = Callable[Concatenate[A, Tx, P], Coroutine[Any, Any, T]]
-Call = Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
+VerbCall = Callable[Concatenate[A, P], Coroutine[Any, Any, T]]
 
 
 class ChangeWitness(Protocol):
@@ -57,7 +57,7 @@ class JoinedTransaction:
     read = beat = free = write
 
 
-def reads(verb: Verb[A, P, T]) -> Call[A, P, T]:
+def reads(verb: Verb[A, P, T]) -> VerbCall[A, P, T]:
     """Run the verb on one consistent snapshot."""
 
     @wraps(verb)
@@ -67,7 +67,7 @@ def reads(verb: Verb[A, P, T]) -> Call[A, P, T]:
     return call
 
 
-def writes(verb: Verb[A, P, T]) -> Call[A, P, T]:
+def writes(verb: Verb[A, P, T]) -> VerbCall[A, P, T]:
     """Run the verb in a transaction and commit it.
 
     After StoreUnavailable it may have committed or not.
@@ -80,7 +80,7 @@ def writes(verb: Verb[A, P, T]) -> Call[A, P, T]:
     return call
 
 
-def frees(verb: Verb[A, P, T]) -> Call[A, P, T]:
+def frees(verb: Verb[A, P, T]) -> VerbCall[A, P, T]:
     """Run a verb that writes and frees room.
 
     On a full disk it may use the room reserved for that.
@@ -109,7 +109,7 @@ def _witnessed(witness: ChangeWitness, body: Body[T]) -> Body[T]:
     return watched
 
 
-def beats(verb: Verb[A, P, T]) -> Call[A, P, T]:
+def beats(verb: Verb[A, P, T]) -> VerbCall[A, P, T]:
     """Run a verb that writes, on the connection that is reserved for heartbeats."""
 
     @wraps(verb)

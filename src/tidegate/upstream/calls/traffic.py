@@ -11,7 +11,7 @@ from tidegate.core.errors import Ambiguous
 from tidegate.upstream.budgets.call_receipt import OnUsage
 from tidegate.upstream.calls.translation import Shaped
 
-Shape = Callable[[EngineKind], Shaped]
+ShapeFor = Callable[[EngineKind], Shaped]
 
 
 class Traffic(NamedTuple):
@@ -25,7 +25,7 @@ class Traffic(NamedTuple):
     - `is_item` marks an item whose job has waited until it goes like an interactive call.
     """
 
-    shape: Shape
+    shape: ShapeFor
     is_stream: bool
     flex_wait_s: float = 0.0
     on_usage: OnUsage | None = None

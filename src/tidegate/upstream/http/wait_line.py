@@ -8,7 +8,7 @@ is so. What a turn stands for (a connection, a slot, a second look) is up to the
 import asyncio
 
 # A place in a line; done when its turn has come.
-Turn = asyncio.Future[None]
+WaitTurn = asyncio.Future[None]
 
 
 class WaitLine:
@@ -17,21 +17,21 @@ class WaitLine:
     __slots__ = ("turns",)
 
     def __init__(self) -> None:
-        self.turns: dict[Turn, None] = {}
+        self.turns: dict[WaitTurn, None] = {}
 
     def __len__(self) -> int:
         return len(self.turns)
 
-    def join(self) -> Turn:
+    def join(self) -> WaitTurn:
         """Join the end of the line.
 
         Await the turn, and leave with `give_up` when the wait ends otherwise.
         """
-        turn: Turn = asyncio.get_running_loop().create_future()
+        turn: WaitTurn = asyncio.get_running_loop().create_future()
         self.turns[turn] = None
         return turn
 
-    def give_up(self, turn: Turn) -> bool:
+    def give_up(self, turn: WaitTurn) -> bool:
         """Stop waiting. Return True when the turn has come already and must be passed on."""
         self.turns.pop(turn, None)
         return turn.done() and not turn.cancelled()

@@ -26,7 +26,7 @@ from tidegate.upstream.routing.priority_hints import renamed
 STICKY_LOAD_MAX = 1.25
 
 # A fallback's name (empty for the route's own), and the `order` of its deployments.
-Place = tuple[str, int]
+RouteStep = tuple[str, int]
 
 
 class NameRoute:
@@ -51,7 +51,7 @@ class NameRoute:
         self.model = ""
         self._replaced: frozenset[str] = frozenset()
         self._made: dict[str, tuple[tuple[Budget, ...], tuple[Budget, ...]]] = {}
-        self._by_place: dict[Place, NameRoute] = {}
+        self._by_step: dict[RouteStep, NameRoute] = {}
         self.assign(states, resource)
 
     def assign(
@@ -87,15 +87,15 @@ class NameRoute:
         narrow.states = states
         return narrow
 
-    def fall_back_to(self, found: Mapping[Place, tuple[Sequence[DeploymentState], Resource | None]]) -> None:
+    def fall_back_to(self, found: Mapping[RouteStep, tuple[Sequence[DeploymentState], Resource | None]]) -> None:
         """Set the fallbacks in order: first the later deployments of the name itself."""
-        for place, route in self._by_place.items():
-            if place not in found:
+        for step, route in self._by_step.items():
+            if step not in found:
                 route.assign(())
-        self._by_place = {place: self._by_place.get(place) or NameRoute() for place in found}
-        for place, (states, resource) in found.items():
-            self._by_place[place].assign(states, resource, is_fallback=bool(place[0]))
-        self.fallbacks = tuple(self._by_place.values())
+        self._by_step = {step: self._by_step.get(step) or NameRoute() for step in found}
+        for step, (states, resource) in found.items():
+            self._by_step[step].assign(states, resource, is_fallback=bool(step[0]))
+        self.fallbacks = tuple(self._by_step.values())
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -236,13 +236,13 @@ def _lead_in_order(
     later: Mapping[str, tuple[Sequence[DeploymentState], Resource]],
 ) -> None:
     """Lead to the deployments with the lowest `order`, and fall back to the later ones."""
-    places: dict[Place, tuple[Sequence[DeploymentState], Resource | None]] = {}
+    steps: dict[RouteStep, tuple[Sequence[DeploymentState], Resource | None]] = {}
     for name, (some, resource) in {"": (states, own), **later}.items():
         for order in sorted({state.deployment.order for state in some}):
-            places[name, order] = ([state for state in some if state.deployment.order == order], resource)
-    first = next((place for place in places if not place[0]), None)
-    route.assign(*places.pop(first) if first is not None else ((), own))
-    route.fall_back_to(places)
+            steps[name, order] = ([state for state in some if state.deployment.order == order], resource)
+    first = next((step for step in steps if not step[0]), None)
+    route.assign(*steps.pop(first) if first is not None else ((), own))
+    route.fall_back_to(steps)
 
 
 def stick(fit: Sequence[DeploymentState], group: str) -> DeploymentState | None:

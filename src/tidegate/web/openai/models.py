@@ -43,7 +43,7 @@ ANTHROPIC_LIST = ("after_id", "before_id", "beta", "limit")
 OPENAI_LIST = ("client_version",)
 
 # A deployment's name and address: the list of another server under the same name does not count.
-Place = tuple[str, str]
+ListedServer = tuple[str, str]
 
 
 class ModelRoutes:
@@ -54,11 +54,11 @@ class ModelRoutes:
         self._clock = context.clock
         self._believed_ms = settings.gateway.models_cache_s * 1000
         self._created_s = context.clock.now_ms() // 1000
-        self._listed: dict[Place, Mapping[str, Listed]] = {}
-        self._asked_at_ms: dict[Place, float] = {}
-        self._silent: set[Place] = set()
-        self._asking: dict[Place, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+        self._listed: dict[ListedServer, Mapping[str, Listed]] = {}
+        self._asked_at_ms: dict[ListedServer, float] = {}
+        self._silent: set[ListedServer] = set()
+        self._asking: dict[ListedServer, asyncio.Task[None]] = {}
+        self._ask_slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
 
     def routes(self) -> list[Guarded]:
         return [
@@ -93,7 +93,7 @@ class ModelRoutes:
         """
         if not (_is_name(name) and allows(caller.models, caller.resources, name, self._model_of)):
             return False
-        async with self._places:
+        async with self._ask_slots:
             return await self._router.takes_by_name(name, ASK_TIMEOUT_S)
 
     def _model(self, name: str, listed: Listed) -> schemas.ModelObject:
@@ -125,40 +125,40 @@ class ModelRoutes:
 
     async def _ask_if_due(self, status: Sequence[DeploymentStatus]) -> None:
         now_ms = self._clock.monotonic_ms()
-        places = [(one.name, one.url) for one in status]
-        for gone in self._asked_at_ms.keys() - set(places):
+        servers = [(one.name, one.url) for one in status]
+        for gone in self._asked_at_ms.keys() - set(servers):
             self._asked_at_ms.pop(gone)
             self._listed.pop(gone, None)
             self._silent.discard(gone)
         # Servers that answered last time go first.
-        for place in sorted(places, key=lambda place: place in self._silent):
-            asked_at_ms = self._asked_at_ms.get(place)
-            if place not in self._asking and (asked_at_ms is None or now_ms - asked_at_ms >= self._believed_ms):
-                self._asked_at_ms[place] = now_ms
-                self._asking[place] = asyncio.create_task(self._ask(place))
-        awaited = [task for place, task in self._asking.items() if place not in self._silent]
+        for server in sorted(servers, key=lambda server: server in self._silent):
+            asked_at_ms = self._asked_at_ms.get(server)
+            if server not in self._asking and (asked_at_ms is None or now_ms - asked_at_ms >= self._believed_ms):
+                self._asked_at_ms[server] = now_ms
+                self._asking[server] = asyncio.create_task(self._ask(server))
+        awaited = [task for server, task in self._asking.items() if server not in self._silent]
         if awaited:
             await asyncio.wait(awaited, timeout=WAIT_S)
-            self._silent |= {place for place, task in self._asking.items() if task in awaited and not task.done()}
+            self._silent |= {server for server, task in self._asking.items() if task in awaited and not task.done()}
 
-    async def _ask(self, place: Place) -> None:
+    async def _ask(self, server: ListedServer) -> None:
         try:
-            async with self._places:
-                probe = await self._router.probe(place[0], ASK_TIMEOUT_S)
+            async with self._ask_slots:
+                probe = await self._router.probe(server[0], ASK_TIMEOUT_S)
         except KeyError:
             # The deployment was removed meanwhile.
             return
         finally:
-            del self._asking[place]
-        if place not in self._asked_at_ms:
+            del self._asking[server]
+        if server not in self._asked_at_ms:
             return
         if not probe.reachable:
-            self._silent.add(place)
+            self._silent.add(server)
             return
-        self._silent.discard(place)
+        self._silent.discard(server)
         if not probe.message:
             named = [one for one in probe.listed.items() if _is_name(one[0])]
-            self._listed[place] = dict(named[:MODELS_MAX])
+            self._listed[server] = dict(named[:MODELS_MAX])
 
 
 def _is_name(name: str) -> bool:
