@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -537,6 +537,56 @@ async def test_a_search_is_planned_for_the_filters_that_it_has_and_other_stateme
             return {"jobs_search" if "from jobs j" in row[0] else row[0]: (row[1], row[2]) for row in counts}
 
         for _ in range(3):
-            seen = await driver.read(plans)
+            seen = await driver.write(plans)
         assert seen["jobs_search"] == (0, 3)
         assert seen[for_postgres(statements()["now"])] == (3, 0)
+
+
+async def sent_by(driver: PostgresDriver, read: Callable[[], Awaitable[object]]) -> list[str]:
+    """What a read sends to the server, on the pool's only connection."""
+    sent: list[str] = []
+
+    def note(record: Any) -> None:
+        sent.append(record.query.split()[0].lower())
+
+    async with driver._pool.acquire() as connection:
+        connection.add_query_logger(note)
+    await read()
+    async with driver._pool.acquire() as connection:
+        connection.remove_query_logger(note)
+    return sent
+
+
+async def test_a_read_of_one_statement_is_one_round_trip(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=1) as (store, driver):
+        assert await sent_by(driver, lambda: store.tenant_by_name("acme")) == ["select"]
+    async with opened(postgres_url, pool_size=1, pooler="transaction") as (store, driver):
+        sent = await sent_by(driver, lambda: store.tenant_by_name("acme"))
+        # A pooler loses the time-outs of a session, so they are set in a transaction.
+        assert (sent[0], sent[-2:]) == ("begin", ["select", "commit;"])
+
+
+async def test_several_statements_of_a_read_see_one_snapshot_from_the_first_time_on(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=2) as (store, driver):
+        begun = 0
+
+        async def twice(tx: Tx) -> list[Any]:
+            nonlocal begun
+            begun += 1
+            name = f"t{begun}"
+            before = await tx.one("tenant_by_name", name=name)
+            await store.put_tenant(name, name)
+            return [before, await tx.one("tenant_by_name", name=name)]
+
+        assert await driver.read(twice) == [None, None]
+        assert begun == 2, "run again in a transaction when it asked for its second statement"
+        assert await driver.read(twice) == [None, None]
+        assert begun == 3, "and known from then on"
+
+
+async def test_a_read_writes_nothing(postgres_url: str) -> None:
+    async with opened(postgres_url, pool_size=1) as (store, driver):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="read-only"):
+                await driver.read(lambda tx: tx.all("tenant_put", id="acme", name="acme"))
+        assert await store.tenant_by_name("acme") is None

@@ -1,11 +1,13 @@
 """PostgreSQL through asyncpg: a pool, a connection for heartbeats, time-outs and reconnects.
 
-Nothing depends on session state and everything happens inside transactions, so a transaction-mode
-pooler may stand between. The server has time-outs too: a process that is paused or cut off in a
+Behind a transaction-mode pooler nothing depends on session state and everything happens inside
+transactions. Without one, a read of one statement needs no transaction around it, which saves two
+of three round trips. The server has time-outs too: a process that is paused or cut off in a
 transaction must not lock a job's row for ever.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
@@ -30,6 +32,7 @@ _MIGRATION_TIMEOUT_S = 600
 _MIGRATION_POLL_S = 0.1
 _MIGRATION_LOCK = 7_308_327_417_365
 _TRANSACTION_TIMEOUT_SINCE = (17,)
+_WRITES = re.compile(r"\b(insert|update|delete)\b")
 _SAFE_WHEN_ON = ("fsync", "synchronous_commit", "full_page_writes")
 
 
@@ -47,6 +50,13 @@ def _bulk_sql(name: str, types: tuple[str, ...]) -> str:
 @cache
 def _each_sql(name: str, given: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     return for_each_on_postgres(statements()[name], given)
+
+
+@cache
+def _is_lone_read(name: str) -> bool:
+    """Return whether a statement certainly only reads and needs no setting of its transaction."""
+    statement = statements()[name]
+    return not statement.has_open_filters and _WRITES.search(statement.sql) is None
 
 
 _TYPES = {str: "text", int: "bigint", bytes: "bytea"}
@@ -112,6 +122,47 @@ class PostgresTx:
             yield some
 
 
+class _LoneTx(PostgresTx):
+    """One statement that reads, without a transaction around it.
+
+    Anything else that its body asks for needs a snapshot.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self._is_used = False
+
+    async def all(self, query: str, /, **parameters: Any) -> list[Row]:
+        self._use(query)
+        return await super().all(query, **parameters)
+
+    async def one(self, query: str, /, **parameters: Any) -> Row | None:
+        self._use(query)
+        return await super().one(query, **parameters)
+
+    async def for_each(self, query: str, given: Mapping[str, Sequence[str]], /, **shared: Any) -> list[Row]:
+        self._use(query)
+        return await super().for_each(query, given, **shared)
+
+    async def many(self, query: str, rows: Iterable[Sequence[Any]]) -> None:
+        raise _SnapshotNeeded
+
+    async def many_returning(self, query: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        raise _SnapshotNeeded
+
+    async def copy(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        raise _SnapshotNeeded
+
+    def _use(self, query: str) -> None:
+        if self._is_used or not _is_lone_read(query):
+            raise _SnapshotNeeded
+        self._is_used = True
+
+
+class _SnapshotNeeded(Exception):
+    """Raised if a body does more than read with one statement: it must run in a transaction."""
+
+
 class _DoubtfulClock(Exception):
     """Raised if the database's clock was perhaps set: it must be looked at first.
 
@@ -160,6 +211,8 @@ class PostgresDriver:
         else:
             self._options["server_settings"] = {"application_name": "tidegate", **self._limits}
         self._pool: Any = None
+        # Names of bodies that read with several statements.
+        self._long_reads: set[str] = set()
         # Counts how often the pool's sessions were left because one of them had ended.
         self._left_count = 0
         self._heart: Any = None
@@ -248,8 +301,19 @@ class PostgresDriver:
         )
 
     async def _read_in_pool(self, body: Body[T]) -> T:
+        """Run a body on one snapshot.
+
+        One statement has that by itself. A body that asks for more runs once again, in a
+        transaction, and those of its name do so from then on.
+        """
+        name = getattr(body, "__qualname__", "")
         async with self._session() as connection:
             try:
+                if not self._pooled and name not in self._long_reads:
+                    try:
+                        return await body(_LoneTx(connection))
+                    except _SnapshotNeeded:
+                        self._long_reads.add(name)
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
                     if self._prelude:
                         await connection.execute(self._prelude)
