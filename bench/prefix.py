@@ -14,9 +14,9 @@ from pathlib import Path
 
 from bench.machinery import table
 from tidegate.core.input.lines import LineRules
-from tidegate.simulate.engine.asks import chat_ask
 from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, block_hashes
 from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledRequest
+from tidegate.simulate.engine.requests import chat_request
 from tidegate.stages.ingest.ingest_file import ingest_file
 
 IN_FLIGHT = 32
@@ -106,7 +106,7 @@ def _bound(prompts: Sequence[bytes]) -> int:
 def _measure(conversations: list[Messages]) -> tuple[float, float, float]:
     """Reuse in work order as a share of the best order's, as a share of the bound, and as a multiple of the input's."""
     bodies = [json.dumps({"model": "m", "messages": messages}) for messages in conversations]
-    prompts = [chat_ask(body.encode()).prompts[0] for body in bodies]
+    prompts = [chat_request(body.encode()).prompts[0] for body in bodies]
     with tempfile.TemporaryDirectory() as directory:
         path, work = Path(directory, "in"), Path(directory, "work")
         path.write_text("".join(f'{{"custom_id": "{number}", "body": {body}}}\n' for number, body in enumerate(bodies)))

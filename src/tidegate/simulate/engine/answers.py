@@ -10,9 +10,9 @@ from random import Random
 
 import msgspec
 
-from tidegate.simulate.engine.asks import SimulatedRequest, prompt_hash, token_count
 from tidegate.simulate.engine.forms import Form, json_text
 from tidegate.simulate.engine.kv_cache import BLOCK_TOKENS, TOKEN_BYTES
+from tidegate.simulate.engine.requests import SimulatedRequest, prompt_hash, token_count
 
 SSE_DONE = b"data: [DONE]\n\n"
 

@@ -10,8 +10,8 @@ from hashlib import sha256
 import msgspec
 
 from tidegate.simulate.engine.answers import SimulatedAnswer
-from tidegate.simulate.engine.asks import SimulatedRequest, behaviour_in
-from tidegate.simulate.engine.forms import BadAsk
+from tidegate.simulate.engine.forms import BadFields
+from tidegate.simulate.engine.requests import SimulatedRequest, behaviour_in
 
 _DISPOSITION = re.compile(rb'form-data; name="([^"]+)"(?:; filename="([^"]*)")?', re.IGNORECASE)
 
@@ -31,12 +31,12 @@ class Transcript:
         )
 
 
-def audio_ask(body: bytes) -> SimulatedRequest:
+def audio_request(body: bytes) -> SimulatedRequest:
     """Read an audio request from its form."""
     fields, name, data = _read_form(body)
     model, prompt = fields.get(b"model"), fields.get(b"prompt", b"").decode()
     if not model or not data:
-        raise BadAsk("the form needs a model and a file", "file" if model else "model")
+        raise BadFields("the form needs a model and a file", "file" if model else "model")
     digest = sha256(data).hexdigest()
     received = {"name": name.decode(), "bytes": len(data), "sha256": digest}
     others = {key.decode(): value.decode() for key, value in fields.items()}
@@ -52,14 +52,14 @@ def _read_form(body: bytes) -> tuple[dict[bytes, bytes], bytes, bytes]:
     """Return the fields, and the name and the bytes of the file."""
     boundary, found, rest = body.partition(b"\r\n")
     if not found or not boundary.startswith(b"--") or not rest.endswith(boundary + b"--\r\n"):
-        raise BadAsk("the body is no form")
+        raise BadFields("the body is no form")
     fields: dict[bytes, bytes] = {}
     name = data = b""
     for part in rest.removesuffix(b"\r\n" + boundary + b"--\r\n").split(b"\r\n" + boundary + b"\r\n"):
         head, _, value = part.partition(b"\r\n\r\n")
         disposition = _DISPOSITION.search(head)
         if disposition is None:
-            raise BadAsk("a part of the form has no name")
+            raise BadFields("a part of the form has no name")
         if disposition[2] is None:
             fields[disposition[1]] = value
         else:

@@ -15,7 +15,7 @@ import msgspec
 from tidegate.simulate.engine.fitting import Fitting
 
 
-class BadAsk(ValueError):
+class BadFields(ValueError):
     """The body is not a request of its endpoint; `param` is the field that the message is about."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -91,7 +91,7 @@ def _form(tools: list[Tool], choice: Any, wished: tuple[bool, Any], *, answered:
         # The caller forces a hosted tool, and those are never called.
         tools, forced = [], False
     if forced and not tools:
-        raise BadAsk("tool_choice asks for a call, but no such tool is given in tools", "tool_choice")
+        raise BadFields("tool_choice asks for a call, but no such tool is given in tools", "tool_choice")
     if answered and not forced:
         tools = []
     return Form(tools, forced, as_json, schema) if tools or as_json else None
@@ -107,7 +107,7 @@ def _flat_tool(tool: Any, schema: str) -> Tool:
     fields = _object(tool, "tools")
     name = fields.get("name")
     if not isinstance(name, str) or not name:
-        raise BadAsk("every tool needs a name", "tools")
+        raise BadFields("every tool needs a name", "tools")
     custom = schema == "parameters" and fields.get("type") == "custom"
     return Tool(name, fields.get(schema) or {"type": "object"}, custom)
 
@@ -134,7 +134,7 @@ def _format(wished: Any, holder: Any, param: str) -> tuple[bool, Any]:
         return True, schema
     if kind in (None, "text"):
         return False, None
-    raise BadAsk(f"{param}.type must be text, json_object or json_schema", param)
+    raise BadFields(f"{param}.type must be text, json_object or json_schema", param)
 
 
 def _kind(fields: Any) -> Any:
@@ -145,11 +145,11 @@ def _list(value: Any, param: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadAsk(f"{param} must be a list", param)
+        raise BadFields(f"{param} must be a list", param)
     return value
 
 
 def _object(value: Any, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadAsk(f"{param} must hold objects", param)
+        raise BadFields(f"{param} must hold objects", param)
     return value

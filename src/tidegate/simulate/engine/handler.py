@@ -12,26 +12,26 @@ import msgspec
 
 from tidegate.simulate.engine import control, meters, sabotage
 from tidegate.simulate.engine.answers import SimulatedAnswer, answer_for
-from tidegate.simulate.engine.asks import SimulatedRequest
 from tidegate.simulate.engine.board import Board
 from tidegate.simulate.engine.calls import CallsLog
 from tidegate.simulate.engine.dealer import Dealer
 from tidegate.simulate.engine.faults import BODIES, BadBehaviour, Behaviour
 from tidegate.simulate.engine.fitting import Unfit
 from tidegate.simulate.engine.flight import SimulatedFlight
-from tidegate.simulate.engine.forms import BadAsk
+from tidegate.simulate.engine.forms import BadFields
 from tidegate.simulate.engine.http1 import SimulatedConnection
 from tidegate.simulate.engine.messages import EVENT_STREAM, BadRequest, HttpRequest, SimulatedReply, encode, encode_json
 from tidegate.simulate.engine.model import ModelledEngine, RequestTooLong
 from tidegate.simulate.engine.options import EngineOptions
 from tidegate.simulate.engine.outbox import Outbox, WitnessedCall
 from tidegate.simulate.engine.pace import SimulatedPace
+from tidegate.simulate.engine.requests import SimulatedRequest
 from tidegate.simulate.engine.routes import SimulatedRoute, routes_for, stream_body
 
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"
 _STREAM_END = b"0\r\n\r\n"
 _SLOW_BODIES = frozenset({"huge", "bomb"})
-_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, BadAsk, Unfit, BadBehaviour, RequestTooLong)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError, BadFields, Unfit, BadBehaviour, RequestTooLong)
 
 
 class EngineHandler:

@@ -5,13 +5,13 @@ from typing import Protocol
 
 import msgspec
 
-from tidegate.simulate.engine import asks, meters
+from tidegate.simulate.engine import meters, requests
 from tidegate.simulate.engine.answers import Chat, ChatBatch, Completion, SimulatedAnswer, chunks
 from tidegate.simulate.engine.answers_messages import Messages
 from tidegate.simulate.engine.answers_responses import Responses
-from tidegate.simulate.engine.asks import SimulatedRequest
-from tidegate.simulate.engine.audio import Transcript, audio_ask
+from tidegate.simulate.engine.audio import Transcript, audio_request
 from tidegate.simulate.engine.options import EngineOptions
+from tidegate.simulate.engine.requests import SimulatedRequest
 from tidegate.simulate.engine.vectors import Classes, Moderations, Pooled, Reranked, Scores, SimulatedEmbeddings
 
 
@@ -50,19 +50,19 @@ def routes_for(options: EngineOptions) -> dict[bytes, SimulatedRoute]:
     table: tuple[
         tuple[Callable[[bytes], SimulatedRequest], Callable[[SimulatedAnswer], bytes], type[Streamed] | None, int], ...
     ] = (
-        (asks.chat_ask, Chat.whole, Chat, words),
-        (asks.completion_ask, Completion.whole, Completion, words),
-        (asks.embedding_ask, SimulatedEmbeddings(options.embedding_dimensions).whole, None, 0),
-        (asks.response_ask, Responses.whole, Responses, words),
-        (asks.moderation_ask, Moderations.whole, None, 0),
-        (asks.chat_batch_ask, ChatBatch.whole, None, words),
-        (asks.messages_ask, Messages.whole, Messages, words),
-        (asks.score_ask, Scores.whole, None, 0),
-        (asks.rerank_ask, Reranked.whole, None, 0),
-        (asks.embedding_ask, Classes.whole, None, 0),
-        (asks.embedding_ask, Pooled(options.embedding_dimensions).whole, None, 0),
-        (audio_ask, Transcript.whole, None, words),
-        (audio_ask, Transcript.whole, None, words),
+        (requests.chat_request, Chat.whole, Chat, words),
+        (requests.completion_request, Completion.whole, Completion, words),
+        (requests.embedding_request, SimulatedEmbeddings(options.embedding_dimensions).whole, None, 0),
+        (requests.response_request, Responses.whole, Responses, words),
+        (requests.moderation_request, Moderations.whole, None, 0),
+        (requests.chat_batch_request, ChatBatch.whole, None, words),
+        (requests.messages_request, Messages.whole, Messages, words),
+        (requests.score_request, Scores.whole, None, 0),
+        (requests.rerank_request, Reranked.whole, None, 0),
+        (requests.embedding_request, Classes.whole, None, 0),
+        (requests.embedding_request, Pooled(options.embedding_dimensions).whole, None, 0),
+        (audio_request, Transcript.whole, None, words),
+        (audio_request, Transcript.whole, None, words),
     )
     return {meters.ROUTES[number].encode(): SimulatedRoute(number, *row) for number, row in enumerate(table)}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.simulate.engine.forms import BadAsk, Form, chat_form, message_form, response_form
+from tidegate.simulate.engine.forms import BadFields, Form, chat_form, message_form, response_form
 from tidegate.simulate.engine.kv_cache import TOKEN_BYTES
 
 PROMPT_COUNT_MAX = 2048
@@ -183,11 +183,11 @@ def token_count(prompt: bytes) -> int:
     return max(1, -(-len(prompt) // TOKEN_BYTES))
 
 
-def chat_ask(body: bytes) -> SimulatedRequest:
+def chat_request(body: bytes) -> SimulatedRequest:
     """Read a chat completion."""
     seen = _chat.decode(body)
     if not seen.messages:
-        raise BadAsk("messages must not be empty: send at least one message", "messages")
+        raise BadFields("messages must not be empty: send at least one message", "messages")
     prompt = _render(seen.tools, seen.messages)
     marked = _marker(body, lambda: _last_user_texts(seen.messages))
     ask = _sampled(seen, [prompt], marked, seen.max_completion_tokens or seen.max_tokens)
@@ -195,13 +195,13 @@ def chat_ask(body: bytes) -> SimulatedRequest:
     return ask
 
 
-def chat_batch_ask(body: bytes) -> SimulatedRequest:
+def chat_batch_request(body: bytes) -> SimulatedRequest:
     """Read several conversations that share all other fields; each gets its own answer."""
     seen = _chat_batch.decode(body)
     if not seen.messages or len(seen.messages) > PROMPT_COUNT_MAX or not all(seen.messages):
-        raise BadAsk(f"messages must be 1 to {PROMPT_COUNT_MAX} conversations, none of them empty", "messages")
+        raise BadFields(f"messages must be 1 to {PROMPT_COUNT_MAX} conversations, none of them empty", "messages")
     if seen.stream or seen.n not in (None, 1):
-        raise BadAsk("several conversations are neither streamed nor answered more than once each", "n")
+        raise BadFields("several conversations are neither streamed nor answered more than once each", "n")
     marked = _marker(body, lambda: (text for one in seen.messages for text in _last_user_texts(one)))
     prompts = [_render(seen.tools, one) for one in seen.messages]
     ask = _sampled(seen, prompts, marked, seen.max_completion_tokens or seen.max_tokens)
@@ -217,7 +217,7 @@ def _chat_forms(seen: _ChatRequest | _ChatBatchRequest, conversations: list[list
     return [chat_form(tools, seen.tool_choice, seen.response_format, answered=answered) for answered in ended]
 
 
-def completion_ask(body: bytes) -> SimulatedRequest:
+def completion_request(body: bytes) -> SimulatedRequest:
     """Read a text completion; a list of prompts has one choice for each."""
     seen = _completion.decode(body)
     prompts = _texts(seen.prompt, "prompt")
@@ -225,7 +225,7 @@ def completion_ask(body: bytes) -> SimulatedRequest:
     return _sampled(seen, prompts, marked, seen.max_tokens)
 
 
-def response_ask(body: bytes) -> SimulatedRequest:
+def response_request(body: bytes) -> SimulatedRequest:
     """Read a response."""
     seen = _response.decode(body)
     messages = (
@@ -234,7 +234,7 @@ def response_ask(body: bytes) -> SimulatedRequest:
         else [_response_item(one) for one in seen.input]
     )
     if not messages:
-        raise BadAsk("input must not be empty: send a text or at least one message", "input")
+        raise BadFields("input must not be empty: send a text or at least one message", "input")
     if seen.instructions:
         messages = [_ChatMessage(role="system", content=seen.instructions), *messages]
     marked = _marker(body, lambda: _last_user_texts(messages))
@@ -249,13 +249,13 @@ def response_ask(body: bytes) -> SimulatedRequest:
     return ask
 
 
-def messages_ask(body: bytes) -> SimulatedRequest:
+def messages_request(body: bytes) -> SimulatedRequest:
     """Read a message of Anthropic's API."""
     seen = _messages.decode(body)
     if not seen.messages:
-        raise BadAsk("messages must not be empty: send at least one message", "messages")
+        raise BadFields("messages must not be empty: send at least one message", "messages")
     if seen.max_tokens < 1:
-        raise BadAsk("max_tokens must be at least 1", "max_tokens")
+        raise BadFields("max_tokens must be at least 1", "max_tokens")
     messages = seen.messages
     if seen.system:
         messages = [_ChatMessage(role="system", content=seen.system), *messages]
@@ -274,13 +274,13 @@ def messages_ask(body: bytes) -> SimulatedRequest:
     return ask
 
 
-def embedding_ask(body: bytes) -> SimulatedRequest:
+def embedding_request(body: bytes) -> SimulatedRequest:
     """Read a call for embeddings: one vector for each input."""
     seen = _embedding.decode(body)
     if seen.encoding_format not in (None, "float", "base64"):
-        raise BadAsk("encoding_format must be float or base64", "encoding_format")
+        raise BadFields("encoding_format must be float or base64", "encoding_format")
     if seen.dimensions is not None and not 1 <= seen.dimensions <= 16384:
-        raise BadAsk("dimensions must be between 1 and 16384", "dimensions")
+        raise BadFields("dimensions must be between 1 and 16384", "dimensions")
     prompts = _texts(seen.input, "input")
     return SimulatedRequest(
         model=seen.model,
@@ -292,24 +292,24 @@ def embedding_ask(body: bytes) -> SimulatedRequest:
     )
 
 
-def moderation_ask(body: bytes) -> SimulatedRequest:
+def moderation_request(body: bytes) -> SimulatedRequest:
     """Read a call for moderations: one verdict for each input."""
     seen = _moderation.decode(body)
     inputs = [seen.input] if isinstance(seen.input, str) else seen.input
     prompts = [(one if isinstance(one, str) else one.text).encode() for one in inputs]
     if not prompts:
-        raise BadAsk("input must not be empty", "input")
+        raise BadFields("input must not be empty", "input")
     marked = _marker(body, lambda: (text.decode() for text in prompts))
     return SimulatedRequest(model=seen.model, prompts=prompts, marked=marked)
 
 
-def score_ask(body: bytes) -> SimulatedRequest:
+def score_request(body: bytes) -> SimulatedRequest:
     """Read a call for scores: one for each pair of texts."""
     seen = _score.decode(body)
     left = _side(seen.text_1, seen.data_1, seen.queries)
     right = _side(seen.text_2, seen.data_2, seen.documents, seen.items)
     if len(left) not in (1, len(right)) or not right:
-        raise BadAsk("text_1 must be one text, or as many as text_2", "text_1")
+        raise BadFields("text_1 must be one text, or as many as text_2", "text_1")
     return _paired(body, seen.model, list(zip(left * (len(right) // len(left)), right, strict=True)))
 
 
@@ -318,14 +318,14 @@ def _side(*given: _Texts | None) -> list[str]:
     for texts in given:
         if texts is not None:
             return [texts] if isinstance(texts, str) else texts
-    raise BadAsk("Object missing required field `text_1` or `text_2`")
+    raise BadFields("Object missing required field `text_1` or `text_2`")
 
 
-def rerank_ask(body: bytes) -> SimulatedRequest:
+def rerank_request(body: bytes) -> SimulatedRequest:
     """Read a call for a reranking: one score for each document."""
     seen = _rerank.decode(body)
     if not seen.documents:
-        raise BadAsk("documents must not be empty", "documents")
+        raise BadFields("documents must not be empty", "documents")
     return _paired(body, seen.model, [(seen.query, one) for one in seen.documents])
 
 
@@ -337,9 +337,9 @@ def _paired(body: bytes, model: str, pairs: list[tuple[str, str]]) -> SimulatedR
 def _sampled(seen: _Sampling, prompts: list[bytes], marked: str | None, tokens_max: int | None) -> SimulatedRequest:
     n = 1 if seen.n is None else seen.n
     if not 1 <= n <= CHOICE_COUNT_MAX:
-        raise BadAsk(f"n must be between 1 and {CHOICE_COUNT_MAX}", "n")
+        raise BadFields(f"n must be between 1 and {CHOICE_COUNT_MAX}", "n")
     if tokens_max is not None and tokens_max < 1:
-        raise BadAsk("max_tokens must be at least 1", "max_tokens")
+        raise BadFields("max_tokens must be at least 1", "max_tokens")
     return SimulatedRequest(
         model=seen.model,
         prompts=prompts,
@@ -361,7 +361,7 @@ def _given(raw: msgspec.Raw) -> bool:
 def _tools(raw: msgspec.Raw) -> Any:
     tools = msgspec.json.decode(raw) if raw else None
     if isinstance(tools, list) and not all(isinstance(one, dict) for one in tools):
-        raise BadAsk("tools must be objects", "tools")
+        raise BadFields("tools must be objects", "tools")
     return tools
 
 
@@ -434,7 +434,7 @@ def _texts(given: str | list[str | int | list[int]], param: str) -> list[bytes]:
     if isinstance(given, str):
         return [given.encode()]
     if not given or len(given) > PROMPT_COUNT_MAX:
-        raise BadAsk(f"{param} must have between 1 and {PROMPT_COUNT_MAX} entries", param)
+        raise BadFields(f"{param} must have between 1 and {PROMPT_COUNT_MAX} entries", param)
     texts: list[bytes] = []
     numbers: list[int] = []
     for one in given:
@@ -445,7 +445,7 @@ def _texts(given: str | list[str | int | list[int]], param: str) -> list[bytes]:
         else:
             texts.append(_numbers(one))
     if numbers and texts:
-        raise BadAsk(f"{param} must be texts or token numbers, not both", param)
+        raise BadFields(f"{param} must be texts or token numbers, not both", param)
     return [_numbers(numbers)] if numbers else texts
 
 
