@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.core.input.prefix_tree import shared_beginnings
 from tidegate.core.nouns import Call
-from tidegate.simulate.engine.asks import chat_ask
+from tidegate.simulate.engine.requests import chat_request
 from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledRequest
 
 SLICE_ITEMS = 16
@@ -73,7 +73,7 @@ def reused(prompts: list[bytes]) -> int:
 def test_two_servers_reuse_about_as_much_as_one() -> None:
     """600 B prompts, of which 450 are shared: with words by the first 1,024 bytes each branch is spread over both servers."""
     some = bodies(60, 12, 450, 600)
-    prompts = [chat_ask(body).prompts[0] for body in some]
+    prompts = [chat_request(body).prompts[0] for body in some]
     alone = reused(prompts)
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     for word, prompt in zip(groups_of(some), prompts, strict=True):
