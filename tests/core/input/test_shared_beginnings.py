@@ -9,8 +9,8 @@ import pytest
 
 from tidegate.core.input.prefix_tree import shared_beginnings
 from tidegate.core.nouns import Call
-from tidegate.simulate.engine.requests import chat_request
 from tidegate.simulate.engine.model import EngineLimits, ModelledEngine, ModelledRequest
+from tidegate.simulate.engine.requests import chat_request
 
 SLICE_ITEMS = 16
 IN_FLIGHT = 16
