@@ -87,13 +87,16 @@ def test_sql_lives_in_sql_files() -> None:
     assert found == []
 
 
-def test_every_class_has_a_name_of_its_own() -> None:
-    """A leading underscore does not make a second name of it."""
+def test_every_class_and_type_has_a_name_of_its_own() -> None:
+    """A leading underscore does not make a second name of it. A type is a name in CapWords at the top of a module."""
+    capitalised = re.compile("_?[A-Z]+[a-z]")
     places: dict[str, list[str]] = {}
     for module in shape.modules(SOURCE):
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name.lstrip("_"), []).append(module.path)
+        named = [node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+        targets = (target for node in module.tree.body if isinstance(node, ast.Assign) for target in node.targets)
+        named += [one.id for one in targets if isinstance(one, ast.Name) and capitalised.match(one.id)]
+        for name in named:
+            places.setdefault(name.lstrip("_"), []).append(module.path)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 

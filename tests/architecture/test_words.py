@@ -48,6 +48,8 @@ RETIRED = {
     "strangers": "unknown",
     "told": "reported",
     "went": "sent",
+    "wish": "request, wanted, asked",
+    "wished": "wanted",
     "wishes": "requests",
 }
 # Words that are right elsewhere: inputs and small jobs have lanes, and a process leaves the fleet.

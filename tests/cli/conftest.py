@@ -120,8 +120,8 @@ class Serving:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         with self.client() as client:
             file = client.post("/v1/files", files=files, data={"purpose": "batch"}, headers=headers).json()
-        wish = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
-        status, batch = self.call("POST", "/v1/batches", wish, key)
+        wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h", **more}
+        status, batch = self.call("POST", "/v1/batches", wanted, key)
         assert status == 200, batch
         return str(batch["id"])
 

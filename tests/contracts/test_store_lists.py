@@ -278,10 +278,10 @@ async def test_pages_of_batches_that_ended_in_one_way_go_on_behind_the_last_one(
     assert (await world.look(response)).state is JobState.CANCELLED
     found, own = list[str](), list[str]()
     for number in range(5):
-        wish, after = JobFilter(status="cancelled"), found[-1] if number else None
-        page = await store.search_every_job(None, wish, after=after, count_max=1)
+        wanted, after = JobFilter(status="cancelled"), found[-1] if number else None
+        page = await store.search_every_job(None, wanted, after=after, count_max=1)
         found += [job.id for job, _ in page or ()]
-        own += [job.id for job in await store.search_jobs(caller.tenant_id, wish, after=after, count_max=1) or ()]
+        own += [job.id for job in await store.search_jobs(caller.tenant_id, wanted, after=after, count_max=1) or ()]
     assert found == own == newest_first(made)
 
 

@@ -17,7 +17,7 @@ from tidegate.core.nouns import Job, JobEnd, LineError, PublishTurns
 from tidegate.core.operations import OperationScope
 from tidegate.core.states import DeliveryState, JobState
 from tidegate.core.webhooks import EVENT_TYPES, EndpointShape
-from tidegate.store.database.driver import Body, Tx
+from tidegate.store.database.driver import TransactionBody, Tx
 from tidegate.store.jobs import sorted_jobs
 from tidegate.store.operators.operated import WaitingWork
 from tidegate.store.tenants.keys import KeyRights
@@ -203,7 +203,7 @@ async def test_few_jobs_that_match_are_not_looked_for_in_the_order_of_the_list(
     [await world.running(await world.caller("one"), 4) for _ in range(3)]
     asked: list[str] = []
 
-    async def read(body: Body[T]) -> T:
+    async def read(body: TransactionBody[T]) -> T:
         async def noted(tx: Tx) -> T:
             for name in ("all", "dicts"):
                 ask = getattr(tx, name)

@@ -379,7 +379,7 @@ async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: StoreWorld)
     assert await world.store.abandon_job(world.id("tenant"), job.id, None) is None
 
 
-async def test_a_job_is_kept_as_long_as_its_own_wish_keeps_its_files(world: StoreWorld) -> None:
+async def test_a_job_is_kept_as_long_as_its_own_setting_keeps_its_files(world: StoreWorld) -> None:
     """`output_expires_after` wins over both times of the operator: that of the files and that of the record."""
     caller = await world.caller()
     job, _, token = await closed(world, answered=2, failed=0, rest=0, output_expires_after_s=1)
@@ -392,7 +392,7 @@ async def test_a_job_is_kept_as_long_as_its_own_wish_keeps_its_files(world: Stor
     assert await world.store.ended_jobs(100, 10) == [job.id]
 
 
-async def test_an_abandoned_job_keeps_its_files_as_long_as_it_wished(world: StoreWorld) -> None:
+async def test_an_abandoned_job_keeps_its_files_as_long_as_it_asked(world: StoreWorld) -> None:
     job, _, _ = await closed(world, answered=2, failed=0, rest=1, output_expires_after_s=1)
     assert await world.store.abandon_job(job.tenant_id, job.id, 100)
     file = await world.store.get_file(job.tenant_id, str(job.output_file_id))

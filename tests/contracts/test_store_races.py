@@ -23,7 +23,7 @@ from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
 from tidegate.stages.operate import job_verbs
 from tidegate.store.database.clock import move_along
-from tidegate.store.database.driver import Body, Tx
+from tidegate.store.database.driver import TransactionBody, Tx
 from tidegate.store.database.postgres import PostgresDriver
 from tidegate.store.operators.audit import AuditFilter
 from tidegate.store.operators.operations import JobVerb, OperationStep
@@ -161,7 +161,7 @@ class Hesitant(PostgresDriver):
         self.done = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         async def slow(tx: Tx) -> T:
             result = await body(tx)
             self.done.set()

@@ -26,7 +26,7 @@ CANCELLED = RetryChoice(("cancelled",))
 FAILED = RetryChoice(("failed",))
 
 
-def wish(world: StoreWorld, job: Job, choice: RetryChoice = CANCELLED) -> FollowUp:
+def wanted(world: StoreWorld, job: Job, choice: RetryChoice = CANCELLED) -> FollowUp:
     return FollowUp(job.id, choice, world.id("batch"), world.id("file"), world.id("file"), b"s" * 32)
 
 
@@ -39,7 +39,7 @@ async def ended(world: StoreWorld, **counts: Any) -> Job:
 
 
 async def retried(world: StoreWorld, job: Job, choice: RetryChoice = CANCELLED, **more: Any) -> Job:
-    made = await world.store.retry_job(Caller(job.tenant_id), wish(world, job, choice), **more)
+    made = await world.store.retry_job(Caller(job.tenant_id), wanted(world, job, choice), **more)
     assert made is not None
     return made
 
@@ -126,7 +126,7 @@ async def test_what_a_retry_is_made_of_is_needed_once_more(world: StoreWorld) ->
     assert {id: after[id] - before[id] for id in before} == {id: lent[id] for id in before}
 
 
-async def test_the_same_wish_is_the_same_retry_and_another_is_not(world: StoreWorld) -> None:
+async def test_the_same_request_is_the_same_retry_and_another_is_not(world: StoreWorld) -> None:
     first = await ended(world)
     made = await retried(world, first, idempotency=Idempotency("k", "hash"))
     assert (await retried(world, first)).id == made.id
@@ -137,7 +137,7 @@ async def test_the_same_wish_is_the_same_retry_and_another_is_not(world: StoreWo
     other = await retried(world, first, FAILED)
     assert other.id != made.id
     assert (await world.look(first)).retried_by == (made.id, other.id)
-    asked = wish(world, first, RetryChoice(("failed",), ("x",)))
+    asked = wanted(world, first, RetryChoice(("failed",), ("x",)))
     twice = [await world.store.retry_job(Caller(first.tenant_id), asked) for _ in range(2)]
     assert twice[0] == twice[1], "a call whose commit is unknown is made again"
 
@@ -160,12 +160,12 @@ async def test_a_retry_that_never_ran_is_made_again_and_a_forgotten_one_is_not_n
 
 async def test_what_cannot_be_retried_is_refused(world: StoreWorld) -> None:
     caller = await world.caller()
-    assert await world.store.retry_job(caller, wish(world, await ended(world)), quotas=Quotas()) is not None
+    assert await world.store.retry_job(caller, wanted(world, await ended(world)), quotas=Quotas()) is not None
     running = await world.running(caller, 2)
-    assert await conflict(world.store.retry_job(caller, wish(world, running))) == "batch_not_ended"
+    assert await conflict(world.store.retry_job(caller, wanted(world, running))) == "batch_not_ended"
     other_caller = await world.caller("another")
     first = await ended(world)
-    assert await world.store.retry_job(other_caller, wish(world, first)) is None
+    assert await world.store.retry_job(other_caller, wanted(world, first)) is None
     assert await conflict(retried(world, first, RetryChoice(("expired",)))) == "batch_not_retryable"
     for file_id in (first.output_file_id, first.error_file_id, first.input_file_id):
         job = await ended(world)
@@ -207,7 +207,7 @@ async def test_a_retry_may_have_bounds_a_canary_and_terms_of_its_own(world: Stor
     own = JobControls(max_cost_nano=7, max_errors=MaxErrors(count=3))
     made = await world.store.retry_job(
         Caller(first.tenant_id),
-        replace(wish(world, first), controls=own, canary=Canary(1, 100_000), retry=again, answers=terms),
+        replace(wanted(world, first), controls=own, canary=Canary(1, 100_000), retry=again, answers=terms),
     )
     assert made is not None
     assert (made.controls, made.canary) == (own, Canary(1, 100_000))

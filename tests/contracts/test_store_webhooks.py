@@ -161,21 +161,21 @@ async def test_an_endpoint_gets_the_events_that_it_wants(world: StoreWorld) -> N
 
 async def test_a_job_may_bring_an_endpoint_of_its_own(world: StoreWorld) -> None:
     caller, store = await world.caller(), world.store
-    wish = JobWebhook("https://own.example.com/", ("batch.cancelled",), FIRST)
-    job = await cancelled(world, caller, webhook=wish)
-    assert job.webhook == JobWebhook(wish.url, wish.events)
+    wanted = JobWebhook("https://own.example.com/", ("batch.cancelled",), FIRST)
+    job = await cancelled(world, caller, webhook=wanted)
+    assert job.webhook == JobWebhook(wanted.url, wanted.events)
     await cancelled(world, caller)
     own = await store.webhook_endpoint_of_job(caller.tenant_id, job.id)
     assert own is not None
-    assert (own.url, own.event_types, own.job_id) == (wish.url, wish.events, job.id)
+    assert (own.url, own.event_types, own.job_id) == (wanted.url, wanted.events, job.id)
     [one] = await deliveries(world, caller)
-    assert (one.job_id, one.endpoint_id, one.url) == (job.id, own.id, wish.url)
+    assert (one.job_id, one.endpoint_id, one.url) == (job.id, own.id, wanted.url)
     # It is managed with its job, and no other tenant sees it.
     assert await store.webhook_endpoint(caller.tenant_id, own.id) is None
     assert await store.list_webhook_endpoints(caller.tenant_id, None, 10) == []
     assert not await store.delete_webhook_endpoint(caller.tenant_id, own.id)
     assert await store.webhook_endpoint_of_job((await world.caller("theirs")).tenant_id, job.id) is None
-    unwanted = await cancelled(world, caller, webhook=JobWebhook(wish.url, ("batch.completed",), FIRST))
+    unwanted = await cancelled(world, caller, webhook=JobWebhook(wanted.url, ("batch.completed",), FIRST))
     assert unwanted.id not in {one.job_id for one in await deliveries(world, caller)}
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from tidegate.store.database.driver import Body, Row
+from tidegate.store.database.driver import Row, TransactionBody
 from tidegate.store.database.queries import statements
 from tidegate.store.database.sqlite import SqliteDriver, SqliteTx
 
@@ -347,13 +347,13 @@ NAMES = {
 class UnknownNamesDriver(SqliteDriver):
     """A driver in memory whose transactions try unknown names."""
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         return await super().write(lambda tx: body(UnknownNamesTx(tx)))
 
-    async def free(self, body: Body[T]) -> T:
+    async def free(self, body: TransactionBody[T]) -> T:
         return await super().free(lambda tx: body(UnknownNamesTx(tx)))
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await super().read(lambda tx: body(UnknownNamesTx(tx)))
 
 

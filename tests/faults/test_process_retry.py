@@ -67,7 +67,7 @@ def test_what_never_ran_runs_again_and_the_first_stays_as_it_is(site: Site) -> N
     assert made["tidegate"]["merged_output_file_id"] is None
     again = site.judge(made["id"], never_ran(first, lines))
     check_merged(site, first, again)
-    # Without the key too: the same wish is the same batch.
+    # Without the key too: the same request is the same batch.
     repeated = site.client().post(f"/v1/batches/{batch_id}/retry", json={"outcomes": CANCELLED})
     assert repeated.json()["id"] == made["id"]
     after = site.ended(batch_id)

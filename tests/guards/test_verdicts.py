@@ -12,7 +12,7 @@ import structlog
 
 from tidegate.core import hooks
 from tidegate.core.hooks import About, HookCode, Later, PolicyRule, Refuse, RuleBounds, Stop, Streams
-from tidegate.core.policy.guardrails import Action, Length, Patterns, Verdict
+from tidegate.core.policy.guardrails import Action, GuardVerdict, Length, Patterns
 from tidegate.guards import guard
 from tidegate.guards.guard import Guard, Guards
 
@@ -171,11 +171,11 @@ class Watched(Patterns):
         if self._fails:
             raise ValueError(CANARY)
 
-    def check_prompt(self, body: bytes) -> Verdict:
+    def check_prompt(self, body: bytes) -> GuardVerdict:
         self._note("prompt")
         return super().check_prompt(body)
 
-    def check_answer(self, body: bytes) -> Verdict:
+    def check_answer(self, body: bytes) -> GuardVerdict:
         self._note("answer")
         return super().check_answer(body)
 

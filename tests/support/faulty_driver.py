@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from tidegate.core.errors import StoreUnavailable
-from tidegate.store.database.driver import Body, Driver, Missing
+from tidegate.store.database.driver import Driver, Missing, TransactionBody
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class FaultyDriver:
         self.lost_after = 0
         self.then_lost_before = 0
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         if self.lost_before:
             self.lost_before -= 1
             raise StoreUnavailable("the store did not answer")
@@ -33,13 +33,13 @@ class FaultyDriver:
             raise StoreUnavailable("the connection broke after the commit was sent")
         return result
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await self._inner.read(body)
 
-    async def beat(self, body: Body[T]) -> T:
+    async def beat(self, body: TransactionBody[T]) -> T:
         return await self._inner.beat(body)
 
-    async def free(self, body: Body[T]) -> T:
+    async def free(self, body: TransactionBody[T]) -> T:
         return await self.write(body)
 
     async def look_at_clock(self) -> None:

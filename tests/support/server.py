@@ -53,10 +53,10 @@ class Server:
         """A client of the operator who runs it."""
         return self.client(**operator_headers(self.data))
 
-    def key(self, org: str = "acme", **wish: Any) -> str:
+    def key(self, org: str = "acme", **wanted: Any) -> str:
         """A new key of an organization."""
         with self.operator() as operator:
-            return str(operator.post("/admin/v1/keys", json={"org": org, **wish}).json()["key"])
+            return str(operator.post("/admin/v1/keys", json={"org": org, **wanted}).json()["key"])
 
     def until_it_asks_for_keys(self) -> None:
         """Wait until it has noticed the first key."""

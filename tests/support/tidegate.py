@@ -211,9 +211,9 @@ class Site(msgspec.Struct):
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def keyed(self, org: str = "acme", **wish: Any) -> Site:
+    def keyed(self, org: str = "acme", **wanted: Any) -> Site:
         """The same site, asked with a new key of an organization."""
-        return self.as_caller(self.operate("keys", org=org, **wish)["key"])
+        return self.as_caller(self.operate("keys", org=org, **wanted)["key"])
 
     def upload(self, lines: Sequence[str], key: str | None = None) -> httpx2.Response:
         headers = {"Idempotency-Key": key} if key else {}

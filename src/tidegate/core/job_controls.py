@@ -1,4 +1,4 @@
-"""A caller's wishes for a job beside its work: controls that may change while it runs, and the
+"""What a caller asks of a job beside its work: controls that may change while it runs, and the
 items that a retry takes.
 """
 

@@ -1,4 +1,4 @@
-"""The shape of a job's work: its caller's wishes for all lines at once, and the files that its
+"""The shape of a job's work: what its caller asks of all lines at once, and the files that its
 input is made of.
 
 These are plain values that are stored with a job and sent to the process that reads its input. The

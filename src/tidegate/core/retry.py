@@ -39,7 +39,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     codes: frozenset[str] | None = None
 
     def of_job(self, asked: JobRetry) -> "RetryPolicy":
-        """Return this policy with the wishes of one job."""
+        """Return this policy with what one job asks for."""
         return replace(
             self,
             attempts_max=asked.attempts_max or self.attempts_max,

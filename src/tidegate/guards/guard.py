@@ -114,11 +114,11 @@ class _PatternStep:
         self.is_quick = rail.is_quick
         self.check = rail.check_answer if after else rail.check_prompt
 
-    async def look(self, body: bytes, tenant: str) -> guardrails.Verdict:
+    async def look(self, body: bytes, tenant: str) -> guardrails.GuardVerdict:
         return await self._pool.run(tenant, self.check, body)
 
 
-Step = _OwnStep | _PatternStep | Callable[[bytes], guardrails.Verdict]
+GuardStep = _OwnStep | _PatternStep | Callable[[bytes], guardrails.GuardVerdict]
 
 
 class Guard:
@@ -127,9 +127,9 @@ class Guard:
     def __init__(
         self,
         tenant: str,
-        before: Sequence[Step],
-        after: Sequence[Step],
-        stream_judges: Sequence[Step] = (),
+        before: Sequence[GuardStep],
+        after: Sequence[GuardStep],
+        stream_judges: Sequence[GuardStep] = (),
         *,
         refuses_streams: bool = False,
     ) -> None:
@@ -152,7 +152,7 @@ class Guard:
         """Judge a streamed answer that was held back, without the rules that let streams pass."""
         return self._run(self._stream_judges, body, about)
 
-    async def _run(self, steps: tuple[Step, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
+    async def _run(self, steps: tuple[GuardStep, ...], body: bytes, about: Callable[[], About]) -> bytes | Stop:
         for step in steps:
             if type(step) is _OwnStep:
                 result = await step.run(body, about())
@@ -226,9 +226,9 @@ class Guards:
         refuses = any(rule.streams is Streams.REFUSE for rule in judging)
         return Guard(tenant, before, after, stream_judges, refuses_streams=refuses) if before or after else None
 
-    def _steps_of(self, rule: PolicyRule) -> tuple[list[Step], list[Step]]:
-        before: list[Step] = []
-        after: list[Step] = []
+    def _steps_of(self, rule: PolicyRule) -> tuple[list[GuardStep], list[GuardStep]]:
+        before: list[GuardStep] = []
+        after: list[GuardStep] = []
         rail = rule.guardrail
         if isinstance(rail, guardrails.Patterns):
             before.append(_PatternStep(rail, self._pool, after=False))

@@ -15,7 +15,7 @@ from tidegate.core.ports import Blobs
 from tidegate.judge.copies import EarlierAnswers, RequestKey, read_request_key
 from tidegate.judge.jsonl import JsonlLine, NotJson, lines_of, pieces_of, read_json
 from tidegate.judge.lines import JudgedInputLine, ResultLine, read_input_line, read_parameters, read_result_line
-from tidegate.judge.records import Records, Row
+from tidegate.judge.records import RecordRow, Records
 from tidegate.judge.report import CannotJudge, Finding
 from tidegate.judge.retried import retried_lines
 from tidegate.judge.witness import Witness, read_witness
@@ -66,8 +66,8 @@ class Content:
 
     name: str
     file_id: str | None
-    row: Row | None
-    extents: list[Row]
+    row: RecordRow | None
+    extents: list[RecordRow]
     absent: str = ""
     trouble: str = ""
     size_bytes: int = 0
@@ -79,17 +79,17 @@ class Content:
 
 @dataclass(slots=True)
 class Case:
-    job: Row
-    job_later: Row | None
+    job: RecordRow
+    job_later: RecordRow | None
     now_ms: int
     allowance: Allowance
-    files: list[Row]
-    blobs: dict[str, Row]
-    outcomes: list[Row]
-    slices: list[Row]
-    attempts: list[Row]
-    workers: list[Row]
-    ledger: Row
+    files: list[RecordRow]
+    blobs: dict[str, RecordRow]
+    outcomes: list[RecordRow]
+    slices: list[RecordRow]
+    attempts: list[RecordRow]
+    workers: list[RecordRow]
+    ledger: RecordRow
     faults: list[str]
     input: Content
     output: Content
@@ -225,7 +225,7 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
     for name, part_ids in (read_json(job["parts"].encode()) if job["parts"] else {}).items():
         for file_id in part_ids:
             content[name].parts.append(await _content(records, job | {f"{name}_file_id": file_id}, name, files))
-    blobs: dict[str, Row] = {}
+    blobs: dict[str, RecordRow] = {}
     extents = [extent for one in (*content.values(), *more) for extent in one.extents]
     wanted = {extent["blob_id"] for extent in extents} | {job["work_blob_id"]}
     for blob_id in sorted(wanted - {None}):
@@ -256,9 +256,9 @@ async def _look(records: Records, job_id: str, allowance: Allowance) -> Case:
     )
 
 
-async def _outcomes(records: Records, job_id: str) -> list[Row]:
+async def _outcomes(records: Records, job_id: str) -> list[RecordRow]:
     sql = "select number, outcome, at, size_bytes, crc32 from outcomes where job_id = $1 and number > $2 order by number limit $3"
-    found: list[Row] = []
+    found: list[RecordRow] = []
     last = -(1 << 62)
     while page := await records.rows(sql, (job_id, last, _PAGE_COUNT)):
         found += page
@@ -266,10 +266,10 @@ async def _outcomes(records: Records, job_id: str) -> list[Row]:
     return found
 
 
-async def _content(records: Records, job: Row, name: str, files: list[Row]) -> Content:
+async def _content(records: Records, job: RecordRow, name: str, files: list[RecordRow]) -> Content:
     file_id = job[f"{name}_file_id"]
     row = next((file for file in files if file["id"] == file_id), None)
-    extents: list[Row] = []
+    extents: list[RecordRow] = []
     if file_id is not None:
         sql = "select at, size_bytes, blob_id, blob_at from extents where file_id = $1 order by at"
         extents = await records.rows(sql, (file_id,))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tidegate.core.ports import Blobs
-from tidegate.judge.records import Row
+from tidegate.judge.records import RecordRow
 
 LINE_BYTES_MAX = 256 << 20
 DIGITS_MAX = 400
@@ -39,7 +39,7 @@ class JsonlLine:
         return len(self.data) + self.whole
 
 
-async def pieces_of(blobs: Blobs, extents: Sequence[Row]) -> AsyncIterator[tuple[int, bytes]]:
+async def pieces_of(blobs: Blobs, extents: Sequence[RecordRow]) -> AsyncIterator[tuple[int, bytes]]:
     """Yield a file's bytes in the order of its extents, each piece with its place in the file."""
     for extent in extents:
         at = extent["at"]

@@ -18,7 +18,7 @@ import asyncpg
 from tidegate.judge.report import CannotJudge
 
 T = TypeVar("T")
-Row = dict[str, Any]
+RecordRow = dict[str, Any]
 
 _BUSY_TIMEOUT_MS = 10_000
 _TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ select checksum_failures as failures from pg_stat_database where datname = curre
 class Records(Protocol):
     """A reader of the store's rows. All rows between two calls of `refresh` are of one moment."""
 
-    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[RecordRow]:
         """Return the rows of one query."""
 
     async def refresh(self) -> None:
@@ -55,7 +55,7 @@ class SqliteRecords:
         self._faults: list[str] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tidegate-judge")
 
-    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[RecordRow]:
         return await self._run(lambda: self._rows(sql, params))
 
     async def refresh(self) -> None:
@@ -85,10 +85,10 @@ class SqliteRecords:
                 f"the store at {self._path} cannot be read: {error}. Check the path; an older store needs `tidegate migrate`."
             ) from error
 
-    def _rows(self, sql: str, params: Sequence[Any]) -> list[Row]:
+    def _rows(self, sql: str, params: Sequence[Any]) -> list[RecordRow]:
         if not self._connection.in_transaction:
             self._connection.execute("begin")
-        found: list[Row] = []
+        found: list[RecordRow] = []
         names: list[str] | None = None
         cursor = self._connection.cursor()
         for row in cursor.execute(sql, tuple(params)):
@@ -108,7 +108,7 @@ class PostgresRecords:
         self._faults: list[str] | None = None
         self._moment: Any = None
 
-    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+    async def rows(self, sql: str, params: Sequence[Any] = ()) -> list[RecordRow]:
         try:
             if self._moment is None:
                 moment = self._connection.transaction(isolation="repeatable_read", readonly=True)
@@ -139,7 +139,7 @@ class PostgresRecords:
         return self._faults
 
 
-def _store_time(wall_ms: int, clock: Row) -> int:
+def _store_time(wall_ms: int, clock: RecordRow) -> int:
     """Return the store's time for this time of the machine's clock.
 
     Steps of the machine's clock are taken out, and while the store's time is ahead it runs slower.

@@ -4,12 +4,12 @@ import json
 
 from tidegate.core.answers.error_kinds import ErrorKind, fingerprint
 from tidegate.judge.lines import JudgedInputLine, ResultLine
-from tidegate.judge.records import Row
+from tidegate.judge.records import RecordRow
 
 _NEVER_RAN = {"batch_expired": "expired", "batch_cancelled": "cancelled"}
 
 
-def retried_lines(job: Row, lines: list[JudgedInputLine], errors: list[ResultLine]) -> list[JudgedInputLine]:
+def retried_lines(job: RecordRow, lines: list[JudgedInputLine], errors: list[ResultLine]) -> list[JudgedInputLine]:
     """Return the input lines that these errors name and the job's choice picks.
 
     If several lines have the same custom_id, the first one counts.

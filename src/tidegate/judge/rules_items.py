@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 from tidegate.judge.case import ENDED, GIVEN_UP, NOT_INGESTED, Case
-from tidegate.judge.records import Row
+from tidegate.judge.records import RecordRow
 from tidegate.judge.report import Finding, rule, shown
 
 NEVER_RAN = {
@@ -265,7 +265,7 @@ def attempts(case: Case, found: Finding) -> None:
             found.wrong(f"{item} waits until {row['not_before']}, outside of the job's time")
 
 
-def tries_on_record(row: Row) -> int:
+def tries_on_record(row: RecordRow) -> int:
     """Return how many answers of an item did not fit, by its attempts."""
     return len(json.loads(row["tries"])) if row["tries"] else 0
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tidegate.judge.case import END_STAMPS, ENDED, Case
 from tidegate.judge.jsonl import NotJson, read_json
-from tidegate.judge.records import Row
+from tidegate.judge.records import RecordRow
 from tidegate.judge.report import Finding, rule, shown
 
 # The states that may follow each state, with any steps between.
@@ -85,7 +85,7 @@ def _check_closing(case: Case, found: Finding) -> None:
         found.need(closing in (None, "expired", "failed"), f"the job is in_progress and closes as {closing}")
 
 
-def _in_order(row: Row, stamps: tuple[str, ...], found: Finding) -> None:
+def _in_order(row: RecordRow, stamps: tuple[str, ...], found: Finding) -> None:
     last: Any = None
     for stamp in stamps:
         if row[stamp] is None:

@@ -27,11 +27,11 @@ from tidegate.settings.key_path import KeyPath
 from tidegate.settings.renewal import Renewal
 from tidegate.settings.rules import is_http_url
 
-Kind = Literal["deployment", "resource", "model"]
+EntryKind = Literal["deployment", "resource", "model"]
 
 
 class DrainState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An operator's wishes for a deployment, which may be an added one or one of the settings.
+    """What an operator wants of a deployment, which may be an added one or one of the settings.
 
     A drained one gets no new calls. A higher `refresh_count` than before asks to try it at once.
     """

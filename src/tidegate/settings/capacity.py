@@ -14,7 +14,7 @@ from tidegate.settings.declare import DeclaredSetting, Group, Text, Weight, abou
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1_000_000_000_000_000)]
 HeaderName = Annotated[str, Meta(max_length=64, pattern=r"^$|^[A-Za-z][A-Za-z0-9-]*$")]
-Price = Annotated[float, Meta(ge=0.0, le=1_000_000.0)]
+PriceNumber = Annotated[float, Meta(ge=0.0, le=1_000_000.0)]
 ParallelMax = Annotated[int, Meta(ge=0, le=1_000_000)]
 TotalTimeout = Annotated[float, Meta(ge=0.1, le=604_800.0)]
 LIMITS_MAX = 12
@@ -29,7 +29,7 @@ class LimitEntry(DeclaredSetting, frozen=True):
     period: Literal["minute", "hour", "day", "week", "month", "lifetime"]
     requests: Count | None = None
     tokens: Count | None = None
-    cost: Price | None = None
+    cost: PriceNumber | None = None
     batches: Count | None = None
     bytes: Count | None = None
     enabled: bool = True
@@ -65,9 +65,9 @@ class DeploymentPrice(DeclaredSetting, frozen=True):
     `covers` are surcharges of the provider that the price includes.
     """
 
-    input: Price = 0.0
-    cached: Price | None = None
-    output: Price = 0.0
+    input: PriceNumber = 0.0
+    cached: PriceNumber | None = None
+    output: PriceNumber = 0.0
     batch_factor: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
     covers: tuple[Literal["service_tier", "server_tools", "modalities"], ...] = ()
 

@@ -18,7 +18,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.settings import secrets
 
 # A file's inode, time of writing and size; None if there is no file.
-Stamp = tuple[int, int, int] | None
+FileStamp = tuple[int, int, int] | None
 
 
 class Renewal:
@@ -30,7 +30,7 @@ class Renewal:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ: Mapping[str, str] = os.environ if environ is None else environ
         self._last_good: dict[str, Secret] = {}
-        self._stamps: dict[Path, Stamp] = {}
+        self._stamps: dict[Path, FileStamp] = {}
         self.troubles: dict[str, str] = {}
 
     def begin_renewal(self) -> None:
@@ -88,7 +88,7 @@ def _is_one_word(text: str) -> bool:
     return text.isascii() and " " not in text
 
 
-def file_stamp(path: Path) -> Stamp:
+def file_stamp(path: Path) -> FileStamp:
     try:
         found = path.stat()
     except OSError:

@@ -9,14 +9,14 @@ from tidegate.core.deployments import Secret
 from tidegate.core.schedule.policy import UNITS_PER_DELTALLM_UNIT
 from tidegate.settings.declare import ADVANCED, Group, ImportPath, ShortName, Weight, about, number, whole
 
-Mode = Literal["fifo_v1", "slice_v1", "model_capacity_v1", "fair_share_v1", "smart_v1"]
+ModeName = Literal["fifo_v1", "slice_v1", "model_capacity_v1", "fair_share_v1", "smart_v1"]
 ShadowMode = Literal["none", "fifo_v1", "slice_v1", "model_capacity_v1", "fair_share_v1", "smart_v1"]
 Scope = Literal["organization", "team", "key", "user"]
 
 
 class SchedulerSettings(Group, frozen=True):
     mode: Annotated[
-        Mode, about("Which layers choose the next slice; `tidegate scheduler set` changes it at run time.")
+        ModeName, about("Which layers choose the next slice; `tidegate scheduler set` changes it at run time.")
     ] = "smart_v1"
     shadow_mode: Annotated[
         ShadowMode, about("A second mode that decides on the same snapshots and only reports where it differs.")

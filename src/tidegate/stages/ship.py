@@ -51,7 +51,7 @@ _NO_CUSTOM_ID = b"null"
 _QUICK_BYTES_MAX = 4 << 20
 QUICK = PublishTurns(bytes_max=_QUICK_BYTES_MAX, count_max=200)
 LONG = PublishTurns(bytes_min=_QUICK_BYTES_MAX + 1, tenant_max=1, count_max=1_000)
-Added = tuple[UnrunLines | None, UnrunLines | None]
+AddedUnrunLines = tuple[UnrunLines | None, UnrunLines | None]
 
 
 class _CustomId(msgspec.Struct):
@@ -109,7 +109,9 @@ class Ship:
         fresh = PublishBlobs(self._store, self._blobs, self._entropy, worker_id)
         try:
             with tracing.step_of(job):
-                added: Added = await self._added(job, fresh) if job.done_count < job.item_count else (None, None)
+                added: AddedUnrunLines = (
+                    await self._added(job, fresh) if job.done_count < job.item_count else (None, None)
+                )
                 rewrites = await self._ordered(job, fresh, added) if job.ordered else (None, None)
                 end = JobEnd(self._keep.results_ms(job), await self._response_status(job))
             await self._store.publish_job(job, token, added=added, rewrites=rewrites, end=end)
@@ -207,7 +209,9 @@ class Ship:
             log.error("work_file_gone", error=str(error))
             return []
 
-    async def _ordered(self, job: Job, fresh: PublishBlobs, added: Added) -> tuple[Rewrite | None, Rewrite | None]:
+    async def _ordered(
+        self, job: Job, fresh: PublishBlobs, added: AddedUnrunLines
+    ) -> tuple[Rewrite | None, Rewrite | None]:
         """Rewrite both result files in the order of the input.
 
         Keep them as they are if bytes of them are lost.

@@ -354,8 +354,11 @@ class Spans:
             context = self._new_context("call", caller)
             if not context.trace_flags.sampled:
                 return None
-        wish: _ATTRIBUTES = {"tenant.id": call.share_owner.removeprefix("tenant:"), "gen_ai.request.stream": is_stream}
-        return CallSpan(self._sender, call, context, caller, (), wish)
+        wanted: _ATTRIBUTES = {
+            "tenant.id": call.share_owner.removeprefix("tenant:"),
+            "gen_ai.request.stream": is_stream,
+        }
+        return CallSpan(self._sender, call, context, caller, (), wanted)
 
     def _new_context(self, name: str, parent: SpanContext | None) -> SpanContext:
         """Return the context of a new span. It is sampled if its parent is, or by the sampler."""

@@ -210,10 +210,10 @@ def shared_serving(module_processes: Processes, module_directory: Path) -> Servi
 
 
 def test_of_two_operators_the_second_gets_an_error(shared_serving: Serving) -> None:
-    wish = {"name": "two", "set": {"model": "m2", "url": "http://h/v1"}}
-    status, first = shared_serving.operate("deployments/add", wish)
+    wanted = {"name": "two", "set": {"model": "m2", "url": "http://h/v1"}}
+    status, first = shared_serving.operate("deployments/add", wanted)
     assert status == 200
-    again = shared_serving.operate("deployments/add", {**wish, "set": {"model": "m2", "url": "http://i/v1"}})
+    again = shared_serving.operate("deployments/add", {**wanted, "set": {"model": "m2", "url": "http://i/v1"}})
     assert (again[0], again[1]["error"]["code"]) == (409, "already_exists")
     change = {"name": "two", "set": {"weight": 2}, "revision": first["revision"]}
     status, second = shared_serving.operate("deployments/change", change)
@@ -226,15 +226,15 @@ def test_of_two_operators_the_second_gets_an_error(shared_serving: Serving) -> N
 
 
 def test_only_the_operator_may_change_these(shared_serving: Serving) -> None:
-    wish = json.dumps({"name": "x", "set": {"model": "m", "url": "http://h/v1"}}).encode()
-    assert shared_serving.call("POST", "/admin/v1/deployments/add", wish)[0] == 403
+    wanted = json.dumps({"name": "x", "set": {"model": "m", "url": "http://h/v1"}}).encode()
+    assert shared_serving.call("POST", "/admin/v1/deployments/add", wanted)[0] == 403
     assert shared_serving.call("GET", "/admin/v1/routing")[0] == 404
 
 
 def test_with_one_gateway_for_every_model_nothing_is_added(desk: Desk) -> None:
     serving = Serving(desk)
-    wish = {"name": "x", "set": {"model": "m", "url": "http://h/v1"}}
-    status, answer = serving.operate("deployments/add", wish)
+    wanted = {"name": "x", "set": {"model": "m", "url": "http://h/v1"}}
+    status, answer = serving.operate("deployments/add", wanted)
     assert (status, answer["error"]["code"]) == (409, "set_in_settings")
     assert "upstream.url" in answer["error"]["message"]
 

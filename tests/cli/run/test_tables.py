@@ -23,7 +23,7 @@ from tests.support.processes import Proc, wait_until
 from tests.support.s3 import S3Server
 from tests.support.shims import Shims, preload_env
 from tests.support.tidegate import behaving, chat_line
-from tidegate.cli.run import places, run_table, tables, template
+from tidegate.cli.run import remote_files, run_table, tables, template
 from tidegate.cli.run.answer_columns import AnswerColumns
 from tidegate.cli.run.tables import RowTable, open_writer
 from tidegate.core.answers.failed_place import split_place
@@ -313,7 +313,7 @@ def test_results_are_never_what_the_next_run_reads(
     (tmp_path / "in" / "deep").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match="the next run would read it") if is_read else nullcontext():
-        places.check_apart(output, source)
+        remote_files.check_apart(output, source)
 
 
 def failure_of(line: dict[str, Any]) -> str:
@@ -575,7 +575,7 @@ def test_every_shape_of_answer_fills_its_column(endpoint: str, body: dict[str, A
 def test_an_address_without_a_key_is_refused() -> None:
     for name in ("s3://", "s3://bucket", "s3://bucket/", "s3://bucket/folder/"):
         with pytest.raises(SettingsError, match="names no object"):
-            places.check_address(name)
+            remote_files.check_address(name)
 
 
 def _csv(path: Path, count: int) -> Path:

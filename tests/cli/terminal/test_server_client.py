@@ -105,8 +105,17 @@ def test_a_batch_of_any_organization_is_found_by_its_id(serving: Serving) -> Non
 
 def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> None:
     desk = serving.desk
-    wish = ("--models", "m", "--resources", "r", "--limit", "minute:requests=60,tokens=500", "--limit", "day:tokens=9")
-    made = desk.json_of("keys", "create", "--org", "acme", *wish, "--json")
+    wanted = (
+        "--models",
+        "m",
+        "--resources",
+        "r",
+        "--limit",
+        "minute:requests=60,tokens=500",
+        "--limit",
+        "day:tokens=9",
+    )
+    made = desk.json_of("keys", "create", "--org", "acme", *wanted, "--json")
     shown = desk.json_of("keys", "show", made["id"], "--json")
     assert (shown["models"], shown["resources"]) == ("m", "r")
     assert shown["limits"] == "minute:requests=60,tokens=500 day:tokens=9"
@@ -133,8 +142,8 @@ def test_keys_shown_changed_and_rotated_beside_the_server(serving: Serving) -> N
 def test_limits_in_money_and_parallel_calls_are_a_keys_own_from_the_command_line(serving: Serving) -> None:
     """They are set, shown, changed one without the other, and hold for the next call."""
     desk = serving.desk
-    wish = ("--limit", "day:requests=2,batches=5,bytes=100000", "--limit", "Month:cost=20.50", "--parallel", "3")
-    made = desk.json_of("keys", "create", "--org", "acme", *wish, "--json")
+    wanted = ("--limit", "day:requests=2,batches=5,bytes=100000", "--limit", "Month:cost=20.50", "--parallel", "3")
+    made = desk.json_of("keys", "create", "--org", "acme", *wanted, "--json")
 
     def shown() -> tuple[str, object]:
         key = desk.json_of("keys", "show", made["id"], "--json")
@@ -203,15 +212,15 @@ def test_keys_made_and_revoked_beside_the_server(serving: Serving) -> None:
 
 
 def test_the_operators_routes_refuse_everyone_else(serving: Serving) -> None:
-    wish = b'{"org": "mallory"}'
-    assert serving.call("POST", "/admin/v1/keys", wish)[0] == 403
+    wanted = b'{"org": "mallory"}'
+    assert serving.call("POST", "/admin/v1/keys", wanted)[0] == 403
     made = serving.desk.json_of("keys", "create", "--org", "acme", "--json")
-    assert serving.call("POST", "/admin/v1/keys", wish, made["key"])[0] == 403
+    assert serving.call("POST", "/admin/v1/keys", wanted, made["key"])[0] == 403
     assert serving.call("POST", f"/admin/v1/keys/{made['id']}/revoke", b"{}", made["key"])[0] == 403
     abandon = f"/admin/v1/batches/{'batch_' + 22 * '0'}/abandon"
     assert serving.call("POST", abandon, b"{}", made["key"])[0] == 403
     wait_until(
-        lambda: serving.call("POST", "/admin/v1/keys", wish, "tg_live_nonsense")[0] == 401,
+        lambda: serving.call("POST", "/admin/v1/keys", wanted, "tg_live_nonsense")[0] == 401,
         10,
         "the server to notice that there are keys now",
     )

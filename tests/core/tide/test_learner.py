@@ -11,11 +11,11 @@ from bench.capacity import CEILING, learned_share
 from bench.capacity_world import Item, SteadyServer, run
 from tidegate.core.deployments import Deployment
 from tidegate.core.tide.learner import ROUND_CALLS_MAX, SAFE_CALLS, UP_ROUNDS_MAX, Learner
-from tidegate.core.tide.signals import Ended, Kind
+from tidegate.core.tide.signals import CallKind, Ended
 from tidegate.simulate.engine.model import EngineLimits
 
-CHATS: Kind = ("m", "/v1/chat/completions")
-EMBEDDINGS: Kind = ("e", "/v1/embeddings")
+CHATS: CallKind = ("m", "/v1/chat/completions")
+EMBEDDINGS: CallKind = ("e", "/v1/embeddings")
 
 
 class Upstream:
@@ -26,7 +26,9 @@ class Upstream:
         self.pace_ms = pace_ms
         self.now_ms = 0.0
 
-    def rounds(self, count: int, kind: Kind = CHATS, *, share: float = 1.0, refused: int = 0, tokens: int = 50) -> None:
+    def rounds(
+        self, count: int, kind: CallKind = CHATS, *, share: float = 1.0, refused: int = 0, tokens: int = 50
+    ) -> None:
         """So many rounds in which the limit is used to a share, and of each hundred calls so many are refused."""
         for _ in range(count):
             used = max(1, int(self.learner.calls * share))

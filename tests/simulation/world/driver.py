@@ -10,7 +10,7 @@ from tests.simulation.world.process import Process
 from tests.simulation.world.rules import Rules
 from tests.simulation.world.trace import Trace
 from tidegate.core.errors import StoreUnavailable
-from tidegate.store.database.driver import Body, Missing
+from tidegate.store.database.driver import Missing, TransactionBody
 from tidegate.store.database.sqlite import SqliteDriver
 
 T = TypeVar("T")
@@ -25,16 +25,16 @@ class ProcessDriver:
         self._rules = rules
         self._trace = trace
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         return await self._send(body, lambda: self._commit(body))
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await self._send(body, lambda: now(self._inner.read(body)))
 
-    async def free(self, body: Body[T]) -> T:
+    async def free(self, body: TransactionBody[T]) -> T:
         return await self.write(body)
 
-    async def beat(self, body: Body[T]) -> T:
+    async def beat(self, body: TransactionBody[T]) -> T:
         done_s = 0.0
 
         def act() -> T:
@@ -46,7 +46,7 @@ class ProcessDriver:
         self._process.beats.append((done_s, self._process.loop.time()))
         return result
 
-    async def _send(self, body: Body[T], act: Callable[[], T]) -> T:
+    async def _send(self, body: TransactionBody[T], act: Callable[[], T]) -> T:
         weather = self._process.weather
         verbs = weather.plan.store_verbs
         is_meant = not verbs or _verb(body) in verbs
@@ -66,7 +66,7 @@ class ProcessDriver:
 
         return await self._process.ask(carry_out, slow_s)
 
-    def _commit(self, body: Body[T]) -> T:
+    def _commit(self, body: TransactionBody[T]) -> T:
         with self._rules.acting(self._process):
             result = now(self._inner.write(body))
             self._trace.note(self._process.name, _verb(body), _steady(result))

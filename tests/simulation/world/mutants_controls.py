@@ -117,7 +117,7 @@ CONTROLS: dict[str, Mutant] = {
         "retried", "a retry runs answered items too", patch(chosen_lines, "_wanted", lambda chosen: _Everything())
     ),
     "retried_twice": Mutant(
-        "retried", "the same wish makes another retry", patch(retries, "_same_retry", _no_retry_before)
+        "retried", "the same request makes another retry", patch(retries, "_same_retry", _no_retry_before)
     ),
     "merged_without_own": Mutant(
         "retried",

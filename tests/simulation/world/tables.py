@@ -37,7 +37,7 @@ class Table(msgspec.Struct):
     endpoint: str
     rows_max: int
     target: Path
-    rows: list[template.Row]
+    rows: list[template.InputRow]
     ids: list[str]
     parts: list[Order] = msgspec.field(default_factory=list)
 
@@ -164,7 +164,7 @@ class Tables:
                 self._breaks(f"tables: the row of {custom_id} came back as {found}")
             self._judge_answer(table, custom_id, by_id[custom_id], found)
 
-    def _judge_answer(self, table: Table, custom_id: str, line: dict[str, object], found: template.Row) -> None:
+    def _judge_answer(self, table: Table, custom_id: str, line: dict[str, object], found: template.InputRow) -> None:
         """A row has the answer of its own line, or the reason why there is none."""
         response: dict[str, object] = line["response"] or {}  # type: ignore[assignment]
         is_answered = line["error"] is None and response.get("status_code") == 200
@@ -179,7 +179,7 @@ def _job_id(table: Table, source: input_file.Input) -> str:
     return input_file.job_id(source, Settings(), input_file.RunOptions(table.endpoint, ordered=True), 0)
 
 
-def _row(body: dict[str, object]) -> template.Row:
+def _row(body: dict[str, object]) -> template.InputRow:
     """The row of which the template makes this request."""
     if "input" in body:
         return {"model": body["model"], "text": body["input"]}

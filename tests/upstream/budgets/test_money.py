@@ -32,7 +32,7 @@ from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.http.wait_line import WaitLine
-from tidegate.upstream.routing.key_slots import WAITERS_MAX, KeySlots
+from tidegate.upstream.routing.key_slots import WAITING_CALLS_MAX, KeySlots
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
 
 pytestmark = pytest.mark.anyio
@@ -278,7 +278,7 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: RouterWo
         order.append(number)
 
     tasks = []
-    for number in range(WAITERS_MAX):
+    for number in range(WAITING_CALLS_MAX):
         tasks.append(asyncio.create_task(one(number)))
         await asyncio.sleep(0)
     with pytest.raises(Withheld) as full:
@@ -294,7 +294,7 @@ async def test_places_are_taken_per_call_in_order_and_given_back(world: RouterWo
         parallel.release_slots(key)
         await asyncio.sleep(0)
     await asyncio.gather(*tasks[1:])
-    assert order == list(range(1, WAITERS_MAX))
+    assert order == list(range(1, WAITING_CALLS_MAX))
 
 
 async def test_names_that_callers_make_up_are_forgotten_when_their_calls_are_refused_or_leave(
@@ -303,9 +303,11 @@ async def test_names_that_callers_make_up_are_forgotten_when_their_calls_are_ref
     parallel = KeySlots(SlotDemand(None, ModelSlots({}, 0, is_alone=True)), world.clock)
     key = ("key:k", 1)
     first = await parallel.take_slots((("user:first", 3), key))
-    waiting = [asyncio.create_task(parallel.take_slots(((f"user:{number}", 3), key))) for number in range(WAITERS_MAX)]
+    waiting = [
+        asyncio.create_task(parallel.take_slots(((f"user:{number}", 3), key))) for number in range(WAITING_CALLS_MAX)
+    ]
     await asyncio.sleep(0)
-    for number in range(WAITERS_MAX, 100):
+    for number in range(WAITING_CALLS_MAX, 100):
         with pytest.raises(Withheld):
             await parallel.take_slots(((f"user:{number}", 3), key))
     for task in waiting:

@@ -12,7 +12,7 @@ from tests.support.ports import HandClock
 from tests.upstream.world import RouterWorld
 from tidegate.core.errors import Withheld
 from tidegate.upstream.calls import budget_wait
-from tidegate.upstream.calls.budget_wait import BUDGET_WAITERS_MAX, BudgetWait
+from tidegate.upstream.calls.budget_wait import BUDGET_WAITING_MAX, BudgetWait
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +110,7 @@ async def test_a_long_wait_is_an_error_with_the_time_to_come_back(
 
 async def test_only_so_many_items_wait_for_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(monkeypatch, own=False, other="none")
-    waiting = [asyncio.create_task(desk.next_state(wait_ms=900)) for _ in range(BUDGET_WAITERS_MAX)]
+    waiting = [asyncio.create_task(desk.next_state(wait_ms=900)) for _ in range(BUDGET_WAITING_MAX)]
     await asyncio.sleep(0)
     with pytest.raises(Withheld):
         await desk.next_state()

@@ -119,9 +119,9 @@ def test_each_change_is_noted_with_who_and_what(desk: AdminDesk) -> None:
 
 def test_a_key_has_so_many_calls_at_once_at_most(desk: AdminDesk) -> None:
     made = desk.writer.post("/admin/v1/keys", json={"org": "acme", "parallel_max": 1_000_000}).json()
-    for path, wish in (("/admin/v1/keys", {"org": "acme"}), (f"/admin/v1/keys/{made['id']}/change", {})):
+    for path, wanted in (("/admin/v1/keys", {"org": "acme"}), (f"/admin/v1/keys/{made['id']}/change", {})):
         for count in (-1, 1_000_001):
-            refused = desk.writer.post(path, json={**wish, "parallel_max": count})
+            refused = desk.writer.post(path, json={**wanted, "parallel_max": count})
             is_error(refused, {"status": 400, "param": "parallel_max"})
 
 

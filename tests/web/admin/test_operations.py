@@ -55,13 +55,13 @@ def test_a_store_that_is_too_slow_for_a_step_is_given_a_smaller_one(
 def test_the_impact_is_shown_before_and_the_progress_after(desk: AdminDesk) -> None:
     for batch in (desk.our_batch, desk.their_batch):
         stages.start(desk.web, batch, 3)
-    wish: dict[str, Any] = {"action": "pause", "filter": {"org": "ours"}}
-    seen = desk.writer.post(OPERATIONS, json={**wish, "dry_run": True}).json()
+    wanted: dict[str, Any] = {"action": "pause", "filter": {"org": "ours"}}
+    seen = desk.writer.post(OPERATIONS, json={**wanted, "dry_run": True}).json()
     assert (seen["id"], seen["status"], seen["filter"]) == (None, "dry_run", {"org": "ours"})
     assert (seen["matched"]["jobs"], seen["matched"]["items"], seen["matched"]["cost"]) == (1, 3, "0")
     assert seen["matched"]["first_deadline"] == desk.web.job(desk.our_batch).expires_at // 1000
     assert desk.audit() == []
-    made = desk.writer.post(OPERATIONS, json=wish).json()
+    made = desk.writer.post(OPERATIONS, json=wanted).json()
     assert (made["status"], made["done"], made["matched"]) == ("running", 0, seen["matched"])
     carry_out(desk)
     now = desk.reader.get(f"{OPERATIONS}/{made['id']}").json()
@@ -84,17 +84,17 @@ def test_failed_requests_of_every_batch_run_again_once(desk: AdminDesk) -> None:
         stages.finish(desk.web, batch, {0: b"{}\n"}, {1: line})
         stages.publish(desk.web, batch)
         ids.append(batch)
-    wish = {"action": "retry", "filter": {}}
-    seen = desk.writer.post(OPERATIONS, json={**wish, "dry_run": True}).json()["matched"]
+    wanted = {"action": "retry", "filter": {}}
+    seen = desk.writer.post(OPERATIONS, json={**wanted, "dry_run": True}).json()["matched"]
     assert (seen["jobs"], seen["items"], seen["tokens"], seen["first_deadline"]) == (2, 2, 30, None)
-    made = desk.writer.post(OPERATIONS, json=wish).json()
+    made = desk.writer.post(OPERATIONS, json=wanted).json()
     carry_out(desk)
     assert desk.reader.get(f"{OPERATIONS}/{made['id']}").json()["done"] == 2
     for batch in ids:
         [retry] = desk.web.job(batch).retried_by
         assert desk.web.job(retry).retry_of == batch
         assert [one["action"] for one in desk.audit(target=batch)] == ["batch.retry"]
-    assert desk.writer.post(OPERATIONS, json={**wish, "dry_run": True}).json()["matched"]["jobs"] == 0
+    assert desk.writer.post(OPERATIONS, json={**wanted, "dry_run": True}).json()["matched"]["jobs"] == 0
     again = desk.writer.post(f"/admin/v1/batches/{ids[0]}/retry").json()
     assert again["id"] == desk.web.job(ids[0]).retried_by[0], "the same retry is made once"
 

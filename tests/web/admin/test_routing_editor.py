@@ -14,7 +14,7 @@ from tidegate.settings.groups import Settings
 from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.fleet import routing
 from tidegate.store.store import Store
-from tidegate.web.admin.deployments import RoutingEditor, RoutingWish
+from tidegate.web.admin.deployments import RoutingEditor, RoutingRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ async def test_an_entry_of_the_settings_is_not_removed_and_an_unknown_one_is_not
     trail: Any = Unaudited()
     for name, refusal in (("named", (409, "set_in_settings")), ("unknown", (404, "entry_not_found"))):
         with pytest.raises(ApiProblem) as problem:
-            await editor.do(trail, "remove", kind, RoutingWish(name))
+            await editor.do(trail, "remove", kind, RoutingRequest(name))
         assert (problem.value.status, problem.value.code) == refusal
 
 
@@ -64,9 +64,9 @@ def trail_to(editor: RoutingEditor) -> Any:
     return Unchecked(editor._store)
 
 
-async def refused(editor: RoutingEditor, verb: str, kind: str, wish: RoutingWish) -> tuple[int, str, str]:
+async def refused(editor: RoutingEditor, verb: str, kind: str, wanted: RoutingRequest) -> tuple[int, str, str]:
     with pytest.raises(ApiProblem) as problem:
-        await editor.do(trail_to(editor), verb, kind, wish)
+        await editor.do(trail_to(editor), verb, kind, wanted)
     return problem.value.status, problem.value.code, problem.value.message
 
 
@@ -77,30 +77,30 @@ def served_at(model: str) -> dict[str, Any]:
 async def test_a_model_that_a_resource_leads_to_keeps_its_last_deployment(editor: RoutingEditor) -> None:
     trail = trail_to(editor)
     for name in ("one", "two"):
-        await editor.do(trail, "add", "deployment", RoutingWish(name, set=served_at("m")))
-    await editor.do(trail, "add", "resource", RoutingWish("chat", set={"model": "named", "fallbacks": ["m"]}))
-    await editor.do(trail, "remove", "deployment", RoutingWish("one"))
-    status, code, message = await refused(editor, "remove", "deployment", RoutingWish("two"))
+        await editor.do(trail, "add", "deployment", RoutingRequest(name, set=served_at("m")))
+    await editor.do(trail, "add", "resource", RoutingRequest("chat", set={"model": "named", "fallbacks": ["m"]}))
+    await editor.do(trail, "remove", "deployment", RoutingRequest("one"))
+    status, code, message = await refused(editor, "remove", "deployment", RoutingRequest("two"))
     assert (status, code) == (409, "still_in_use")
     assert "'chat' leads to 'm'" in message
-    await editor.do(trail, "remove", "deployment", RoutingWish("two", force=True))
+    await editor.do(trail, "remove", "deployment", RoutingRequest("two", force=True))
     assert [one.name for one in await editor.list() if one.origin == "added"] == ["chat"]
-    await editor.do(trail, "remove", "resource", RoutingWish("chat"))
+    await editor.do(trail, "remove", "resource", RoutingRequest("chat"))
 
 
 async def test_a_resource_that_another_leads_to_stays_unless_it_is_forced(editor: RoutingEditor) -> None:
     trail = trail_to(editor)
-    await editor.do(trail, "add", "resource", RoutingWish("back", set={"model": "named"}))
-    await editor.do(trail, "add", "resource", RoutingWish("front", set={"model": "named", "fallbacks": ["back"]}))
-    status, code, message = await refused(editor, "remove", "resource", RoutingWish("back"))
+    await editor.do(trail, "add", "resource", RoutingRequest("back", set={"model": "named"}))
+    await editor.do(trail, "add", "resource", RoutingRequest("front", set={"model": "named", "fallbacks": ["back"]}))
+    status, code, message = await refused(editor, "remove", "resource", RoutingRequest("back"))
     assert (status, code) == (409, "still_in_use")
     assert "'front' leads to 'back'" in message
-    await editor.do(trail, "add", "deployment", RoutingWish("one", set=served_at("own")))
-    await editor.do(trail, "add", "resource", RoutingWish("own", set={"model": "own"}))
-    await editor.do(trail, "remove", "resource", RoutingWish("own"))
-    await editor.do(trail, "remove", "deployment", RoutingWish("one"))
-    await editor.do(trail, "remove", "resource", RoutingWish("front"))
-    await editor.do(trail, "remove", "resource", RoutingWish("back"))
+    await editor.do(trail, "add", "deployment", RoutingRequest("one", set=served_at("own")))
+    await editor.do(trail, "add", "resource", RoutingRequest("own", set={"model": "own"}))
+    await editor.do(trail, "remove", "resource", RoutingRequest("own"))
+    await editor.do(trail, "remove", "deployment", RoutingRequest("one"))
+    await editor.do(trail, "remove", "resource", RoutingRequest("front"))
+    await editor.do(trail, "remove", "resource", RoutingRequest("back"))
     assert [one.name for one in await editor.list() if one.origin == "added"] == []
 
 
@@ -109,13 +109,13 @@ async def test_no_more_is_added_than_may_be_kept_and_what_is_there_may_still_cha
 ) -> None:
     trail = trail_to(editor)
     monkeypatch.setattr(routing, "ENTRIES_MAX", 1)
-    await editor.do(trail, "add", "deployment", RoutingWish("one", set=served_at("m")))
-    wish = RoutingWish("two", set=served_at("m"))
-    assert (await refused(editor, "add", "deployment", wish))[:2] == (409, "too_many_entries")
+    await editor.do(trail, "add", "deployment", RoutingRequest("one", set=served_at("m")))
+    wanted = RoutingRequest("two", set=served_at("m"))
+    assert (await refused(editor, "add", "deployment", wanted))[:2] == (409, "too_many_entries")
     with pytest.raises(ApiProblem) as problem:
         await editor.set_state(trail, "drain", "one")
     assert (problem.value.status, problem.value.code) == (409, "too_many_entries")
-    await editor.do(trail, "change", "deployment", RoutingWish("one", set={"weight": 2}))
+    await editor.do(trail, "change", "deployment", RoutingRequest("one", set={"weight": 2}))
     [changed] = [one for one in await editor.list() if one.origin == "added"]
     assert changed.document == {**served_at("m"), "weight": 2}
 

@@ -183,8 +183,8 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
     with web.client(key) as client:
         path = f"/admin/v1/keys/{key_id}/change"
         assert client.post(path, json={"scopes": ["files:read"]}).status_code == 403
-        wish: dict[str, Any]
-        for wish in (
+        wanted: dict[str, Any]
+        for wanted in (
             {"scopes": ["everything"]},
             {"scopes": ["admin:read", "files:read"]},
             {"scopes": []},
@@ -197,11 +197,11 @@ def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
             {"expires_after_ms": 1 << 60},
             {"secret": "mine"},
         ):
-            assert client.post(path, json=wish, headers=OPERATOR).status_code == 400, wish
-        wish = {"models": ["small"], "resources": ["r"], "limits": [{"period": "minute", "requests": 9}]}
-        assert client.post(path, json=wish, headers=OPERATOR).json() == {"id": key_id, "changed": True}
-        assert client.post("/admin/v1/keys/..%2F/change", json=wish, headers=OPERATOR).status_code in (200, 404)
-        absent = client.post("/admin/v1/keys/00000000/change", json=wish, headers=OPERATOR)
+            assert client.post(path, json=wanted, headers=OPERATOR).status_code == 400, wanted
+        wanted = {"models": ["small"], "resources": ["r"], "limits": [{"period": "minute", "requests": 9}]}
+        assert client.post(path, json=wanted, headers=OPERATOR).json() == {"id": key_id, "changed": True}
+        assert client.post("/admin/v1/keys/..%2F/change", json=wanted, headers=OPERATOR).status_code in (200, 404)
+        absent = client.post("/admin/v1/keys/00000000/change", json=wanted, headers=OPERATOR)
         assert absent.json() == {"id": "00000000", "changed": False}
     row = web.run(web.store.get_key(key_id))
     assert row is not None
@@ -217,7 +217,7 @@ def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
     path = "/admin/v1/keys/delete"
     with web.client(other) as client:
         assert client.post(path, json={"org": "acme"}).status_code == 403
-        for wish in (
+        for wanted in (
             {},
             {"id": ids[0], "org": "acme"},
             {"org": ""},
@@ -225,7 +225,7 @@ def test_keys_are_deleted_by_the_operator_alone(web: WebServer) -> None:
             {"org": "x" * 256},
             {"all": True},
         ):
-            assert client.post(path, json=wish, headers=OPERATOR).status_code == 400, wish
+            assert client.post(path, json=wanted, headers=OPERATOR).status_code == 400, wanted
         for unknown in ({"id": "00000000"}, {"id": "'; drop"}, {"org": "unknown"}):
             assert client.post(path, json=unknown, headers=OPERATOR).json() == {"deleted": []}
         assert client.post(path, json={"id": ids[0]}, headers=OPERATOR).json() == {"deleted": [ids[0]]}

@@ -1,4 +1,4 @@
-"""When a batch will be done, as its callers see it; and wishes that cannot come true, warned of or refused."""
+"""When a batch will be done, as its callers see it; and what cannot be done in time, warned of or refused."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.support.sdks import schemathesis
 from tests.web import stages
 from tests.web.server import OPERATOR, WebServer, model_at
-from tidegate.web.admin.keys import KeyWish
+from tidegate.web.admin.keys import KeyRequest
 from tidegate.web.doors import SCOPES
 from tidegate.web.openapi.operations import OPERATIONS
 from tidegate.web.requests.requests import BatchCreate
@@ -43,7 +43,7 @@ def test_what_keys_may_be_allowed_is_what_routes_ask_for(client: httpx2.Client) 
 
 
 @pytest.mark.parametrize(
-    ("path", "struct"), [("/v1/batches", BatchCreate), ("/admin/v1/keys", KeyWish)], ids=["batch", "key"]
+    ("path", "struct"), [("/v1/batches", BatchCreate), ("/admin/v1/keys", KeyRequest)], ids=["batch", "key"]
 )
 def test_a_body_is_described_by_the_struct_that_checks_it(client: httpx2.Client, path: str, struct: Any) -> None:
     document = client.get("/openapi.json").json()

@@ -14,7 +14,7 @@ from tidegate.core.job_shape import JobRetry
 from tidegate.web.requests.shape_requests import (
     SHAPE_ALLOWED,
     OutputBytes,
-    RetryAsk,
+    RetryFields,
     checked_parameters,
     earlier_batch,
     input_files,
@@ -68,10 +68,10 @@ def test_an_earlier_batch_is_named_by_its_id() -> None:
 
 def test_retries_wait_at_most_as_long_as_the_longest_wait() -> None:
     assert job_retry(None) is None
-    assert job_retry(RetryAsk()) is None
-    assert job_retry(RetryAsk(3, 5, 5, ["timeout"])) == JobRetry(3, 5, 5, ("timeout",))
+    assert job_retry(RetryFields()) is None
+    assert job_retry(RetryFields(3, 5, 5, ["timeout"])) == JobRetry(3, 5, 5, ("timeout",))
     with pytest.raises(ApiProblem) as refused:
-        job_retry(RetryAsk(backoff_ms=6, backoff_ms_max=5))
+        job_retry(RetryFields(backoff_ms=6, backoff_ms_max=5))
     assert (refused.value.status, refused.value.code) == (400, "invalid_parameter")
     assert refused.value.param == "retry.backoff_ms"
 

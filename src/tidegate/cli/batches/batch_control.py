@@ -129,7 +129,7 @@ async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[st
     from tidegate.core.nouns import Caller
     from tidegate.stages.accept import Reception
     from tidegate.web.requests import requests
-    from tidegate.web.requests.retry_requests import RetryWish, retry_choice
+    from tidegate.web.requests.retry_requests import RetryRequest, retry_choice
 
     options.check_batch_id(batch)
     if (server := server_client.asked(settings)) is not None:
@@ -139,7 +139,7 @@ async def _retry(settings: Settings, org: str | None, batch: str, asked: dict[st
                 server, lambda path: server.post(f"{path}/{batch}/retry", dict[str, Any], asked, tenant=owner)
             )
         )
-    choice = retry_choice(requests.decoded(msgspec.json.encode(asked), RetryWish))
+    choice = retry_choice(requests.decoded(msgspec.json.encode(asked), RetryRequest))
     async with storage.opened(settings) as parts:
         reception = Reception(parts.store, parts.blobs, parts.clock, parts.entropy, lambda: "")
         job = await reception.retry_job(Caller(await batch_facts.owner_id(parts, org, batch)), batch, choice)
@@ -187,7 +187,7 @@ async def _delete(settings: Settings, org: str | None, batch: str) -> None:
 
 def set_batch(
     batch: options.BatchId,
-    priority: options.Priority = None,
+    priority: options.PriorityOption = None,
     not_before: Annotated[
         str | None,
         typer.Option(

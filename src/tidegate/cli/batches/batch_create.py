@@ -35,33 +35,37 @@ Sources = Annotated[
         show_default=False,
     ),
 ]
-Endpoint = Annotated[
+BatchEndpointOption = Annotated[
     str | None,
     typer.Option("--endpoint", metavar="PATH", help="Such as /v1/chat/completions.", show_default="of the first line"),
 ]
-Window = Annotated[
+WindowOption = Annotated[
     str | None, typer.Option("--window", metavar="TIME", help="Be done within this time.", show_default="24h")
 ]
 Metadata = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="KEY=VALUE", help="A note to find it by; may be repeated.")
 ]
-DryRun = Annotated[
+BatchDryRunOption = Annotated[
     bool,
     typer.Option("--dry-run", help="Say what it would take: errors, tokens, cost, time, limits. Nothing is kept."),
 ]
-CanaryItems = Annotated[
+BatchCanaryOption = Annotated[
     int | None,
     typer.Option("--canary", metavar="N", min=1, help="Run N requests first; stop if more than a tenth of them fail."),
 ]
-NotBefore = Annotated[
+NotBeforeOption = Annotated[
     str | None, typer.Option("--not-before", metavar="MOMENT", help="Begin then at the earliest: 2026-11-01T22:00.")
 ]
-MaxCost = Annotated[str | None, typer.Option("--max-cost", metavar="AMOUNT", help="Stop when its answers cost more.")]
-MaxErrors = Annotated[
+BatchMaxCostOption = Annotated[
+    str | None, typer.Option("--max-cost", metavar="AMOUNT", help="Stop when its answers cost more.")
+]
+BatchMaxErrorsOption = Annotated[
     str | None,
     typer.Option("--max-errors", metavar="N|SHARE", help="Stop when more requests fail, such as 100 or 5%."),
 ]
-Dedupe = Annotated[bool, typer.Option("--dedupe", help="Run identical requests once, where chance has no part.")]
+BatchDedupeOption = Annotated[
+    bool, typer.Option("--dedupe", help="Run identical requests once, where chance has no part.")
+]
 
 
 class _FirstLine(msgspec.Struct):
@@ -70,17 +74,17 @@ class _FirstLine(msgspec.Struct):
 
 def create(
     sources: Sources,
-    endpoint: Endpoint = None,
-    window: Window = None,
+    endpoint: BatchEndpointOption = None,
+    window: WindowOption = None,
     metadata: Metadata = None,
     ordered: options.Ordered = False,
-    dry_run: DryRun = False,
-    canary: CanaryItems = None,
-    priority: options.Priority = None,
-    not_before: NotBefore = None,
-    max_cost: MaxCost = None,
-    max_errors: MaxErrors = None,
-    dedupe: Dedupe = False,
+    dry_run: BatchDryRunOption = False,
+    canary: BatchCanaryOption = None,
+    priority: options.PriorityOption = None,
+    not_before: NotBeforeOption = None,
+    max_cost: BatchMaxCostOption = None,
+    max_errors: BatchMaxErrorsOption = None,
+    dedupe: BatchDedupeOption = False,
     schema: options.SchemaFile = None,
     field: batch_fields.Given = None,
     org: options.Org = None,
@@ -108,16 +112,16 @@ def create(
         "answers.schema": None if schema is None else batch_fields.read_schema(schema),
         "validate_only": dry_run or None,
     }
-    wish = batch_fields.read(field or [])
-    for name in OTHER_WORDS.keys() & wish.keys():
+    wanted = batch_fields.read(field or [])
+    for name in OTHER_WORDS.keys() & wanted.keys():
         raise SettingsError(f"--field {name}: {OTHER_WORDS[name]}")
     for name, value in named.items():
         if value is not None:
-            batch_fields.put(wish, name, value)
+            batch_fields.put(wanted, name, value)
     asked = server_client.any_server(settings)
     if dry_run:
-        raise typer.Exit(uvloop.run(_validate(asked, org, sources, endpoint, wish, as_json=as_json)))
-    made = uvloop.run(_create(asked, org, sources, endpoint, wish))
+        raise typer.Exit(uvloop.run(_validate(asked, org, sources, endpoint, wanted, as_json=as_json)))
+    made = uvloop.run(_create(asked, org, sources, endpoint, wanted))
     if as_json:
         terminal.show_json(remote_batches.facts(made))
         return
@@ -127,7 +131,7 @@ def create(
 
 
 async def _create(
-    server: server_client.AskedServer, org: str | None, sources: Sequence[str], endpoint: str | None, wish: Any
+    server: server_client.AskedServer, org: str | None, sources: Sequence[str], endpoint: str | None, wanted: Any
 ) -> dict[str, Any]:
     """Create the batch. If the server refuses it, remove the files that were uploaded for it."""
     endpoint = _endpoint(sources, endpoint)
@@ -135,7 +139,7 @@ async def _create(
     try:
         for one in sources:
             sent.append(await _sent(server, org, one))
-        return await _post(server, org, sent, {"endpoint": endpoint, **wish})
+        return await _post(server, org, sent, {"endpoint": endpoint, **wanted})
     except ApiProblem as problem:
         if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             await _remove(server, org, set(sent).difference(sources))
@@ -147,7 +151,7 @@ async def _validate(
     org: str | None,
     sources: Sequence[str],
     endpoint: str | None,
-    wish: Any,
+    wanted: Any,
     *,
     as_json: bool,
 ) -> int:
@@ -160,7 +164,7 @@ async def _validate(
     try:
         for one in sources:
             sent.append(await _sent(server, org, one))
-        answer = await _post(server, org, sent, {"endpoint": endpoint, **wish})
+        answer = await _post(server, org, sent, {"endpoint": endpoint, **wanted})
     finally:
         await _remove(server, org, set(sent).difference(sources))
     for error in answer["errors"]["data"]:
@@ -214,10 +218,10 @@ def _for_people(found: "Validation") -> str:
 
 
 async def _post(
-    server: server_client.AskedServer, org: str | None, files: Sequence[str], wish: dict[str, Any]
+    server: server_client.AskedServer, org: str | None, files: Sequence[str], wanted: dict[str, Any]
 ) -> dict[str, Any]:
     inputs = {"input_file_id": files[0]} if len(files) == 1 else {"input_file_ids": list(files)}
-    return await server.post("/v1/batches", dict[str, Any], {**inputs, **wish}, tenant=org)
+    return await server.post("/v1/batches", dict[str, Any], {**inputs, **wanted}, tenant=org)
 
 
 async def _sent(server: server_client.AskedServer, org: str | None, source: str) -> str:

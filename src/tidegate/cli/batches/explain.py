@@ -18,7 +18,7 @@ from tidegate.settings import Settings, deployments, resources
 from tidegate.settings.added import added
 
 if TYPE_CHECKING:
-    from tidegate.web.jobs.explanation import Explanation, Places
+    from tidegate.web.jobs.explanation import Explanation, RoutingEntries
 
 
 def explain(
@@ -80,13 +80,13 @@ async def explain_inputs_of(settings: Settings, org: str | None, batch: str) -> 
             # Nothing is sent, so no key of a deployment is looked up.
             found = added(settings, [(one.kind, one.name, one.document) for one in entries], looks_up=False)
             router.replace([*deployments(settings), *found.deployments], [*resources(settings), *found.resources])
-            elsewhere = await _places_of_server(settings)
+            elsewhere = await _routing_of_server(settings)
             return job, await Explainer(parts.store, parts.blobs, lambda: settings, router, elsewhere).inputs(job)
         finally:
             await router.close()
 
 
-async def _places_of_server(settings: Settings) -> "Places":
+async def _routing_of_server(settings: Settings) -> "RoutingEntries":
     """Return the deployments and resources that the server on this machine has by settings of its
     own, such as its --upstream."""
     if deployments(settings) or server_client.running_server(settings) is None:

@@ -13,7 +13,7 @@ from tidegate.settings import Settings
 from tidegate.settings.yaml_file import parse
 
 if TYPE_CHECKING:
-    from tidegate.web.admin.deployments import RoutingDone, RoutingShown, RoutingWish
+    from tidegate.web.admin.deployments import RoutingDone, RoutingRequest, RoutingShown
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,8 +26,8 @@ resources_app = typer.Typer(
     help="Named routes to models: list, add, change, remove.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]
-Set = Annotated[
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Its name.", show_default=False)]
+SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Any key of an entry in the settings, its value as YAML; may be repeated."
@@ -73,7 +73,7 @@ def list_deployments(
 
 @app.command("add")
 def add_deployment(
-    name: Name,
+    name: NameArgument,
     model: Annotated[
         str, typer.Option("--model", metavar="MODEL", help="Public name of the model.", show_default=False)
     ],
@@ -82,7 +82,7 @@ def add_deployment(
         typer.Option("--url", metavar="URL", help="Where it is, such as http://10.0.0.5:8000/v1.", show_default=False),
     ],
     api_key: options.ApiKey = None,
-    values: Set = None,
+    values: SetOption = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -104,15 +104,15 @@ def add_deployment(
         ).settings,
         "deployment",
         "add",
-        wish(name, fields),
+        routing_request(name, fields),
         as_json=as_json,
     )
 
 
 @app.command("change")
 def change_deployment(
-    name: Name,
-    values: Set = None,
+    name: NameArgument,
+    values: SetOption = None,
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
@@ -132,14 +132,14 @@ def change_deployment(
         options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
         "deployment",
         "change",
-        wish(name, fields, revision),
+        routing_request(name, fields, revision),
         as_json=as_json,
     )
 
 
 @app.command("remove")
 def remove_deployment(
-    name: Name,
+    name: NameArgument,
     revision: Revision = None,
     force: Force = False,
     data: options.Data = None,
@@ -155,12 +155,12 @@ def remove_deployment(
     Example: tidegate deployments remove gpu-7
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    do(settings, "deployment", "remove", wish(name, {}, revision, force=force), as_json=as_json)
+    do(settings, "deployment", "remove", routing_request(name, {}, revision, force=force), as_json=as_json)
 
 
 @app.command("drain")
 def drain_deployment(
-    name: Name,
+    name: NameArgument,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -180,7 +180,7 @@ def drain_deployment(
 
 @app.command("resume")
 def resume_deployment(
-    name: Name,
+    name: NameArgument,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -220,9 +220,9 @@ def list_resources(
 
 @resources_app.command("add")
 def add_resource(
-    name: Name,
+    name: NameArgument,
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Model it leads to.", show_default=False)],
-    values: Set = None,
+    values: SetOption = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -238,15 +238,15 @@ def add_resource(
         options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
         "resource",
         "add",
-        wish(name, fields),
+        routing_request(name, fields),
         as_json=as_json,
     )
 
 
 @resources_app.command("change")
 def change_resource(
-    name: Name,
-    values: Set = None,
+    name: NameArgument,
+    values: SetOption = None,
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
@@ -265,14 +265,14 @@ def change_resource(
         options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
         "resource",
         "change",
-        wish(name, fields, revision),
+        routing_request(name, fields, revision),
         as_json=as_json,
     )
 
 
 @resources_app.command("remove")
 def remove_resource(
-    name: Name,
+    name: NameArgument,
     revision: Revision = None,
     force: Force = False,
     data: options.Data = None,
@@ -286,7 +286,7 @@ def remove_resource(
     Example: tidegate resources remove support-chat
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    do(settings, "resource", "remove", wish(name, {}, revision, force=force), as_json=as_json)
+    do(settings, "resource", "remove", routing_request(name, {}, revision, force=force), as_json=as_json)
 
 
 def fields_of(values: list[str] | None) -> dict[str, Any]:
@@ -317,16 +317,18 @@ async def shown(settings: Settings) -> "list[RoutingShown]":
         return await RoutingEditor(parts.store, lambda: settings, looks_up=False).list()
 
 
-def wish(name: str, fields: dict[str, Any], revision: int | None = None, *, force: bool = False) -> "RoutingWish":
+def routing_request(
+    name: str, fields: dict[str, Any], revision: int | None = None, *, force: bool = False
+) -> "RoutingRequest":
     """Return the requested change of the entry of this name."""
-    from tidegate.web.admin.deployments import RoutingWish
+    from tidegate.web.admin.deployments import RoutingRequest
 
-    return RoutingWish(name, fields, revision, force)
+    return RoutingRequest(name, fields, revision, force)
 
 
-def do(settings: Settings, kind: str, verb: str, wish: "RoutingWish", *, as_json: bool) -> None:
+def do(settings: Settings, kind: str, verb: str, wanted: "RoutingRequest", *, as_json: bool) -> None:
     """Make one change, through the server or in the store itself, and print the result."""
-    _show_done(uvloop.run(_ask(settings, kind, verb, wish)), as_json=as_json)
+    _show_done(uvloop.run(_ask(settings, kind, verb, wanted)), as_json=as_json)
 
 
 def _state(one: "RoutingShown") -> str:
@@ -342,17 +344,17 @@ def _show_done(done: "RoutingDone", *, as_json: bool) -> None:
         terminal.say("Done. Every process follows within 5 s.")
 
 
-async def _ask(settings: Settings, kind: str, verb: str, wish: "RoutingWish") -> "RoutingDone":
+async def _ask(settings: Settings, kind: str, verb: str, wanted: "RoutingRequest") -> "RoutingDone":
     from tidegate import storage
     from tidegate.web.admin.audit import COMMAND, AuditTrail
     from tidegate.web.admin.deployments import RoutingDone, RoutingEditor
 
     if (server := server_client.asked(settings)) is not None:
-        return await server.post(f"/admin/v1/{kind}s/{verb}", RoutingDone, wish)
+        return await server.post(f"/admin/v1/{kind}s/{verb}", RoutingDone, wanted)
     async with storage.opened(settings) as parts:
         # Only the processes that will call the deployment need its key.
         editor = RoutingEditor(parts.store, lambda: settings, looks_up=False)
-        done = await editor.do(AuditTrail(parts.store, parts.entropy, COMMAND), verb, kind, wish)
+        done = await editor.do(AuditTrail(parts.store, parts.entropy, COMMAND), verb, kind, wanted)
         parts.wakes.inputs.notify()
         return done
 

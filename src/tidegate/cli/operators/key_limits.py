@@ -7,7 +7,7 @@ from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.usage.prices import units_text
 
 if TYPE_CHECKING:
-    from tidegate.web.requests.limit_requests import KeyLimitAsk
+    from tidegate.web.requests.limit_requests import KeyLimitFields
 
 
 def limit_text(limit: Limit) -> str:
@@ -22,7 +22,7 @@ def limit_text(limit: Limit) -> str:
     return f"{limit.period}:{','.join(f'{name}={amount}' for name, amount in sides if amount)}"
 
 
-def read_limits(texts: list[str]) -> "list[KeyLimitAsk]":
+def read_limits(texts: list[str]) -> "list[KeyLimitFields]":
     """Read limits such as `minute:requests=10,tokens=500`, `month:cost=20.50` and
     `day:batches=100,bytes=1000000`."""
     from tidegate.web.requests.limit_requests import job_limits
@@ -37,8 +37,8 @@ def read_limits(texts: list[str]) -> "list[KeyLimitAsk]":
     return found
 
 
-def _limit(text: str) -> "KeyLimitAsk":
-    from tidegate.web.requests.limit_requests import COUNT_MAX, KeyLimitAsk
+def _limit(text: str) -> "KeyLimitFields":
+    from tidegate.web.requests.limit_requests import COUNT_MAX, KeyLimitFields
 
     period, _, sides = text.partition(":")
     given = [side.partition("=")[::2] for side in sides.split(",")]
@@ -54,7 +54,7 @@ def _limit(text: str) -> "KeyLimitAsk":
     for name, count in counts.items():
         if not 0 < count <= COUNT_MAX:
             raise SettingsError(f"--limit {text!r}: `{name}` must be a whole number from 1 to {COUNT_MAX:,}.")
-    return KeyLimitAsk(
+    return KeyLimitFields(
         period,
         counts.get("requests"),
         counts.get("tokens"),

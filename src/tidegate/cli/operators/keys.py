@@ -23,11 +23,11 @@ from tidegate.web.doors import SCOPES
 if TYPE_CHECKING:
     from tidegate.storage import Parts
     from tidegate.web.admin.audit import AuditTrail
-    from tidegate.web.admin.keys import KeyChange, KeyDeletion, KeyMade, KeyShown, KeyWish
+    from tidegate.web.admin.keys import KeyChange, KeyDeletion, KeyMade, KeyRequest, KeyShown
 
 KEYS_SHOWN_MAX = 10_000
 
-Key = Annotated[
+KeyArgument = Annotated[
     str, typer.Argument(metavar="KEY", help="A key's id, as `tidegate keys list` shows it.", show_default=False)
 ]
 LIMIT_HELP = "At most so much in one period (requests, tokens, cost, batches, bytes); may be repeated."
@@ -100,9 +100,9 @@ def create(
     Example: tidegate keys create --org acme --expires 90d
     """
     settings = options.loaded(config, data, remote__url=server, remote__key=api_key).settings
-    from tidegate.web.admin.keys import KeyWish
+    from tidegate.web.admin.keys import KeyRequest
 
-    wish = KeyWish(
+    wanted = KeyRequest(
         org,
         label,
         team,
@@ -116,8 +116,8 @@ def create(
         _words(addresses) or [],
         _words(environments) or [],
     )
-    made = uvloop.run(_create(settings, wish))
-    _warn_of_unserved_names(settings, wish.models, wish.resources)
+    made = uvloop.run(_create(settings, wanted))
+    _warn_of_unserved_names(settings, wanted.models, wanted.resources)
     if as_json:
         terminal.show_json({"id": made.id, "key": made.key, "org": org})
         return
@@ -166,7 +166,7 @@ def list_keys(
 
 @app.command()
 def show(
-    key: Key,
+    key: KeyArgument,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -190,7 +190,7 @@ def show(
 
 @app.command()
 def change(
-    key: Key,
+    key: KeyArgument,
     scopes: Annotated[
         str | None,
         typer.Option(
@@ -246,14 +246,14 @@ def change(
     limits = None if not limit else read_limits([one for one in limit if one])
     expires_ms = _duration_ms("--expires", expires)
     used = _words(scopes), _words(models), _words(resources)
-    wish = KeyChange(*used, limits, expires_ms, parallel, _words(addresses), _words(environments))
-    if wish == KeyChange():
+    wanted = KeyChange(*used, limits, expires_ms, parallel, _words(addresses), _words(environments))
+    if wanted == KeyChange():
         raise SettingsError(
             "Nothing is to be changed: give one of the options that `tidegate keys change --help` shows."
         )
-    if not uvloop.run(_change(settings, key, wish)):
+    if not uvloop.run(_change(settings, key, wanted)):
         raise SettingsError(f"There is no key {key} that could be changed; see `tidegate keys list`.")
-    _warn_of_unserved_names(settings, wish.models or [], wish.resources or [])
+    _warn_of_unserved_names(settings, wanted.models or [], wanted.resources or [])
     if as_json:
         terminal.show_json({"id": key, "changed": True})
     else:
@@ -262,7 +262,7 @@ def change(
 
 @app.command()
 def rotate(
-    key: Key,
+    key: KeyArgument,
     grace: Annotated[
         str, typer.Option("--grace", metavar="24h", help="How long the secret before still works; 0s ends it at once.")
     ] = "24h",
@@ -293,7 +293,7 @@ def rotate(
 
 @app.command()
 def revoke(
-    key: Key,
+    key: KeyArgument,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -377,16 +377,16 @@ def _warn_of_unserved_names(settings: Settings, models: list[str], resources: li
             )
 
 
-async def _create(settings: Settings, wish: "KeyWish") -> "KeyMade":
+async def _create(settings: Settings, wanted: "KeyRequest") -> "KeyMade":
     from tidegate import storage
-    from tidegate.web.admin.keys import KeyMade, check_wish, make_key
+    from tidegate.web.admin.keys import KeyMade, check_key_request, make_key
     from tidegate.web.http.pepper import agreed_pepper
 
-    check_wish(wish)
+    check_key_request(wanted)
     if (server := server_client.asked(settings)) is not None:
-        return await server.post("/admin/v1/keys", KeyMade, wish)
+        return await server.post("/admin/v1/keys", KeyMade, wanted)
     async with storage.opened(settings) as parts:
-        return await make_key(_trail(parts), parts.entropy, await agreed_pepper(parts.settings, parts.store), wish)
+        return await make_key(_trail(parts), parts.entropy, await agreed_pepper(parts.settings, parts.store), wanted)
 
 
 async def _list(settings: Settings) -> list[dict[str, object]]:

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.operators.deployments import Name, Revision, do, fields_of, listed, tell_troubles, wish
+from tidegate.cli.operators.deployments import (
+    NameArgument,
+    Revision,
+    do,
+    fields_of,
+    listed,
+    routing_request,
+    tell_troubles,
+)
 from tidegate.cli.terminal import options, terminal
 
 app = typer.Typer(
@@ -13,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="What holds for a whole model: list, add, change, remove.",
 )
-Set = Annotated[
+ModelSetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -60,8 +68,8 @@ def list_models(
 
 @app.command("add")
 def add_model(
-    name: Name,
-    values: Set = None,
+    name: NameArgument,
+    values: ModelSetOption = None,
     data: options.Data = None,
     config: options.Config = None,
     server: options.Server = None,
@@ -78,15 +86,15 @@ def add_model(
         options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
         "model",
         "add",
-        wish(name, fields_of(values)),
+        routing_request(name, fields_of(values)),
         as_json=as_json,
     )
 
 
 @app.command("change")
 def change_model(
-    name: Name,
-    values: Set = None,
+    name: NameArgument,
+    values: ModelSetOption = None,
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
@@ -104,14 +112,14 @@ def change_model(
         options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
         "model",
         "change",
-        wish(name, fields_of(values), revision),
+        routing_request(name, fields_of(values), revision),
         as_json=as_json,
     )
 
 
 @app.command("remove")
 def remove_model(
-    name: Name,
+    name: NameArgument,
     revision: Revision = None,
     data: options.Data = None,
     config: options.Config = None,
@@ -129,7 +137,7 @@ def remove_model(
         options.loaded(config, data, remote__url=server, remote__key=api_key).settings,
         "model",
         "remove",
-        wish(name, {}, revision),
+        routing_request(name, {}, revision),
         as_json=as_json,
     )
 

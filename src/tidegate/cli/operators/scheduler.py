@@ -100,13 +100,13 @@ async def _status(settings: Settings) -> "SchedulerStatus":
 async def _override(settings: Settings, mode: ModeWord, shadow: ShadowWord | None) -> "SchedulerStatus":
     from tidegate import storage
     from tidegate.web.admin.audit import COMMAND, AuditTrail
-    from tidegate.web.admin.scheduler import SchedulerStatus, SchedulerWish, override_mode, status_of
+    from tidegate.web.admin.scheduler import SchedulerRequest, SchedulerStatus, override_mode, status_of
 
-    wish = SchedulerWish(mode.value, shadow.value if shadow else None)
+    wanted = SchedulerRequest(mode.value, shadow.value if shadow else None)
     if (server := server_client.asked(settings)) is not None:
-        return await server.post("/admin/v1/scheduler", SchedulerStatus, wish)
+        return await server.post("/admin/v1/scheduler", SchedulerStatus, wanted)
     async with storage.opened(settings) as parts:
-        return status_of(settings, await override_mode(AuditTrail(parts.store, parts.entropy, COMMAND), wish))
+        return status_of(settings, await override_mode(AuditTrail(parts.store, parts.entropy, COMMAND), wanted))
 
 
 def _tell(status: "SchedulerStatus", *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.run.template import Row
+from tidegate.cli.run.template import InputRow
 from tidegate.core.answers.failed_place import split_place
 from tidegate.core.errors import SettingsError
 
@@ -29,7 +29,7 @@ class AnswerColumns:
             raise SettingsError(f"The table has a column {again[0]} already, where a result belongs; rename it.")
         self._names = {name: prefix + name for name in kinds}
 
-    def add(self, row: Row, line: bytes) -> Row:
+    def add(self, row: InputRow, line: bytes) -> InputRow:
         """Return the row with the result of this line."""
         result = msgspec.json.decode(line)
         found = _read(result)

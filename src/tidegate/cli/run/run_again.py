@@ -40,7 +40,7 @@ _LOST = frozenset(code for code, _ in NEVER_RAN.values()) | {
 }
 _SERVER_FAILED = 500
 # The outcome and the code by which a retry chooses lines.
-Kind = tuple[str, str]
+FailureKind = tuple[str, str]
 
 
 class UnansweredLines(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class UnansweredLines(msgspec.Struct, frozen=True):
     True for kinds that were lost."""
 
     job: Job
-    kinds: dict[Kind, bool]
+    kinds: dict[FailureKind, bool]
 
     def choice(self, *, only_lost: bool) -> RetryChoice | None:
         """Return which of these lines to run again; None if there are none."""
@@ -128,8 +128,8 @@ async def history_from(first_id: str, parts: "Parts") -> History:
     return History(tuple(sorted(jobs, key=lambda job: job.created_at)), tuple(rests))
 
 
-async def _kinds(job: Job, parts: "Parts") -> dict[Kind, bool]:
-    found: dict[Kind, bool] = {}
+async def _kinds(job: Job, parts: "Parts") -> dict[FailureKind, bool]:
+    found: dict[FailureKind, bool] = {}
     async for text in _lines(job, parts):
         line = read_line(text)
         kind = _kind(line)
@@ -143,7 +143,7 @@ def _lines(job: Job, parts: "Parts") -> AsyncIterator[bytes]:
     return whole_lines(results.content(parts, job.error_file_id, job.error_bytes))
 
 
-def _kind(line: OutcomeLine) -> Kind | None:
+def _kind(line: OutcomeLine) -> FailureKind | None:
     """Return the kind of a failed line; None if no retry can name the line, because it has no
     custom_id of its own."""
     code = line.failure_code()
@@ -158,7 +158,7 @@ def _is_lost(line: OutcomeLine) -> bool:
     return line.response is not None and line.response.status_code >= _SERVER_FAILED
 
 
-def _is_chosen(kind: Kind, choice: RetryChoice) -> bool:
+def _is_chosen(kind: FailureKind, choice: RetryChoice) -> bool:
     outcome, code = kind
     return outcome in choice.outcomes and (not choice.codes or code in choice.codes)
 

@@ -11,8 +11,8 @@ from tidegate.cli.batches import batch_fields
 from tidegate.cli.terminal.input_file import RunOptions
 from tidegate.core.input.lines import MIXED
 from tidegate.web.requests import requests
-from tidegate.web.requests.answer_requests import AnswersAsk, job_answers
-from tidegate.web.requests.shape_requests import RetryAsk, checked_parameters, job_retry
+from tidegate.web.requests.answer_requests import AnswersFields, job_answers
+from tidegate.web.requests.shape_requests import RetryFields, checked_parameters, job_retry
 
 
 class RunFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,8 +21,8 @@ class RunFields(msgspec.Struct, forbid_unknown_fields=True):
 
     defaults: dict[str, Any] | None = None
     overrides: dict[str, Any] | None = None
-    retry: RetryAsk | None = None
-    answers: AnswersAsk | None = None
+    retry: RetryFields | None = None
+    answers: AnswersFields | None = None
 
 
 def with_fields(run_options: RunOptions, pairs: Sequence[str]) -> RunOptions:

@@ -11,7 +11,7 @@ import uvloop
 from msgspec.structs import replace
 
 from tidegate.cli.batches import batch_fields
-from tidegate.cli.run import places, run_dry, run_job, run_table, tables, template
+from tidegate.cli.run import remote_files, run_dry, run_job, run_table, tables, template
 from tidegate.cli.run import run_options as asked
 from tidegate.cli.terminal import input_file, logs, options, results, server_client, summary, terminal
 from tidegate.core.answer_terms import AnswerTerms
@@ -48,7 +48,7 @@ class Order(msgspec.Struct, frozen=True):
 
     @property
     def remote_output(self) -> str | None:
-        return self.output if self.output is not None and places.is_remote(self.output) else None
+        return self.output if self.output is not None and remote_files.is_remote(self.output) else None
 
 
 def perform(order: Order, settings: Settings) -> int:
@@ -84,7 +84,7 @@ def _run_file(order: Order, settings: Settings, passing: ExitStack) -> int:
     ending, exit_code = uvloop.run(run_job.perform(errand))
     is_done = ending.job.state in JOB_ENDED
     if is_done and exit_code != summary.UNUSABLE and order.remote_output:
-        shown = uvloop.run(places.send_both(targets, order.remote_output, settings, ending.job_ids))
+        shown = uvloop.run(remote_files.send_both(targets, order.remote_output, settings, ending.job_ids))
         ending = replace(ending, targets=shown)
     if order.as_json:
         terminal.show_json({**summary.for_scripts(ending), "exit_code": exit_code})
@@ -102,7 +102,7 @@ def _finish_empty(order: Order, targets: input_file.Targets, settings: Settings)
         results.set_aside(targets.errors)
         results.remove(targets.errors)
     if order.remote_output:
-        targets = uvloop.run(places.send_both(targets, order.remote_output, settings, ()))
+        targets = uvloop.run(remote_files.send_both(targets, order.remote_output, settings, ()))
     if order.as_json:
         terminal.show_json(summary.of_nothing(targets))
     else:
@@ -114,22 +114,22 @@ def _input(order: Order, settings: Settings, passing: ExitStack) -> input_file.I
     """Return the input on this disk: a local file itself, or else a copy or several
     files joined."""
     bytes_max = settings.limits.file_bytes_max
-    if not places.is_remote(order.file) and not places.is_pattern(order.file):
+    if not remote_files.is_remote(order.file) and not remote_files.is_pattern(order.file):
         is_passing = input_file.is_passing(order.file)
         spool_dir = passing.enter_context(_scratch(settings)) if is_passing else settings.data_dir
         return input_file.read_input(order.file, spool_dir, bytes_max)
     if order.output is None:
         raise SettingsError(f"{order.file} is no file here to name the results after; say where they go with -o FILE.")
     scratch = passing.enter_context(_scratch(settings))
-    files = uvloop.run(places.bring(order.file, settings, scratch))
+    files = uvloop.run(remote_files.bring(order.file, settings, scratch))
     if order.output != input_file.STREAM and not order.remote_output:
         input_file.check_target(Path(order.output), [one.path for one in files], "-o")
-    places.check_apart(order.output, order.file)
+    remote_files.check_apart(order.output, order.file)
     name = PurePath(order.file).name
     if len(files) == 1:
         return replace(input_file.read_input(str(files[0].path), scratch, bytes_max), name=name)
     path = scratch / "joined.jsonl"
-    found = places.joined(files, path)
+    found = remote_files.joined(files, path)
     return replace(input_file.read_input(str(path), scratch, bytes_max), name=name, places=found)
 
 
@@ -137,10 +137,10 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     order = replace(order, output=_table_output(order))
     scratch = passing.enter_context(_scratch(settings))
     tables.format_of(order.output or "", "written")
-    paths = [one.path for one in uvloop.run(places.bring(order.file, settings, scratch))]
+    paths = [one.path for one in uvloop.run(remote_files.bring(order.file, settings, scratch))]
     target = Path(_local_output(order, settings, passing) or "")
     input_file.check_target(target, paths, "-o")
-    places.check_apart(order.output, order.file)
+    remote_files.check_apart(order.output, order.file)
     if results.is_stream(target):
         raise SettingsError(f"{target} is no file: rows and their answers need one, so choose another place with -o.")
     table = tables.RowTable(paths)
@@ -161,7 +161,7 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
     if ending is None:
         return exit_code
     if order.remote_output:
-        uvloop.run(places.send(target, order.remote_output, settings))
+        uvloop.run(remote_files.send(target, order.remote_output, settings))
     shown = order.remote_output or str(target)
     if order.as_json:
         terminal.show_json(ending.for_scripts(shown))
@@ -173,7 +173,11 @@ def _run_table(order: Order, settings: Settings, passing: ExitStack) -> int:
 
 def _table_output(order: Order) -> str:
     """Return where the rows and their answers go: beside the table if the caller names no place."""
-    is_here = not places.is_remote(order.file) and not places.is_pattern(order.file) and order.file != input_file.STREAM
+    is_here = (
+        not remote_files.is_remote(order.file)
+        and not remote_files.is_pattern(order.file)
+        and order.file != input_file.STREAM
+    )
     if order.output is None and is_here:
         path = Path(order.file)
         tables.format_of(path.name, "read")
@@ -187,7 +191,7 @@ def _table_output(order: Order) -> str:
 
 def _place(name: str) -> str:
     """Return a name that means the same from every directory."""
-    return name if places.is_remote(name) else str(Path(name).absolute())
+    return name if remote_files.is_remote(name) else str(Path(name).absolute())
 
 
 def _scratch(settings: Settings) -> AbstractContextManager[Path]:
@@ -202,7 +206,7 @@ def _local_output(order: Order, settings: Settings, passing: ExitStack) -> str |
     there when they are whole."""
     if not order.remote_output:
         return order.output
-    places.check_address(order.remote_output)
+    remote_files.check_address(order.remote_output)
     scratch = passing.enter_context(_scratch(settings))
     return str(scratch / PurePath(order.remote_output).name)
 
@@ -278,9 +282,9 @@ def canary(items: int | None) -> Canary | None:
     if items is None:
         return None
     # This module of the API is loaded only here, because other runs do not need it.
-    from tidegate.web.requests.control_requests import CanaryAsk, job_canary
+    from tidegate.web.requests.control_requests import CanaryFields, job_canary
 
-    return job_canary(CanaryAsk(items))
+    return job_canary(CanaryFields(items))
 
 
 def controls(max_cost: str | None, max_errors: str | None) -> JobControls:

@@ -43,7 +43,7 @@ InFlight = Annotated[
     int | None,
     typer.Option("--concurrency", "--in-flight", metavar="N", help="Calls in flight at once.", show_default="64"),
 ]
-Endpoint = Annotated[
+EndpointOption = Annotated[
     str | None,
     typer.Option("--endpoint", metavar="PATH", help="Which endpoint.", show_default="each line's url"),
 ]
@@ -63,17 +63,17 @@ PrefixOrder = Annotated[
 InvalidLinesOption = Annotated[
     InvalidLines, typer.Option("--invalid-lines", help="A bad line fails the run, or goes to the errors file.")
 ]
-Dedupe = Annotated[
+DedupeOption = Annotated[
     bool,
     typer.Option("--dedupe", help="Run identical lines once, where chance has no part (temperature 0, embeddings)."),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start from the beginning, though the same run exists already.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for a model server that does not answer yet.")]
 Summary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")]
-Model = Annotated[
+ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="Which model.", show_default="each line's own")
 ]
-Fields = Annotated[
+FieldsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--field",
@@ -82,7 +82,7 @@ Fields = Annotated[
         show_default=False,
     ),
 ]
-MaxCost = Annotated[
+MaxCostOption = Annotated[
     str | None,
     typer.Option("--max-cost", metavar="AMOUNT", help="Stop when answers cost more.", show_default=False),
 ]
@@ -92,7 +92,7 @@ MaxErrorsOption = Annotated[
         "--max-errors", metavar="N|P%", help="Stop when more lines fail than this.", show_default="the first 20"
     ),
 ]
-CanaryItems = Annotated[
+CanaryOption = Annotated[
     int | None,
     typer.Option(
         "--canary",
@@ -110,6 +110,6 @@ RetryFailed = Annotated[
 Check = Annotated[
     bool, typer.Option("--check/--no-check", help="Ask the server for its models first; stop if all of 20 fail.")
 ]
-DryRun = Annotated[
+DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what the run would take: errors, tokens, cost, time. Nothing is sent.")
 ]

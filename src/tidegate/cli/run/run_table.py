@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from tidegate.cli.run import run_job
 from tidegate.cli.run.answer_columns import AnswerColumns
 from tidegate.cli.run.tables import ROWS_PER_BATCH, RowTable, TableWriter, format_of, open_writer
-from tidegate.cli.run.template import Row, Template
+from tidegate.cli.run.template import InputRow, Template
 from tidegate.cli.terminal import input_file, results, summary, terminal
 from tidegate.cli.terminal.failures import Cause, merged
 from tidegate.core.errors import SettingsError
@@ -218,7 +218,7 @@ def parts(asked: TableErrand, scratch: Path) -> Iterator[tuple[run_job.Errand, i
 
 
 def write_part(
-    rows: Iterator[tuple[int, Row]], template: Template, scratch: Path, bytes_max: int
+    rows: Iterator[tuple[int, InputRow]], template: Template, scratch: Path, bytes_max: int
 ) -> tuple[input_file.Input, int] | None:
     """Write the next rows as a batch's input; return None if no rows are left."""
     path = scratch / "requests.jsonl"
@@ -238,11 +238,11 @@ def write_part(
 
 
 def join_rows(
-    rows: Iterator[tuple[int, Row]], targets: input_file.Targets, columns: AnswerColumns, writer: TableWriter
+    rows: Iterator[tuple[int, InputRow]], targets: input_file.Targets, columns: AnswerColumns, writer: TableWriter
 ) -> None:
     """Write each row with its result. Each row is in one of the two result files, and both are in
     the order of the rows."""
-    done: list[Row] = []
+    done: list[InputRow] = []
     with ExitStack() as files:
         answers, failures = (_Lines(path, files) for path in (targets.results, targets.errors))
         for number, row in rows:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from tidegate.cli.run.template import Row, as_text
+from tidegate.cli.run.template import InputRow, as_text
 from tidegate.core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _NAMES = "CSV (.csv), JSONL (.jsonl) or Parquet (.parquet)"
 class TableWriter(Protocol):
     """A writer of rows in order; `close` completes the file."""
 
-    def write(self, rows: Sequence[Row]) -> None: ...
+    def write(self, rows: Sequence[InputRow]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -73,7 +73,7 @@ class RowTable:
                 raise SettingsError(f"{path.name} has other columns than {self.paths[0].name}; name files that agree.")
         return found[0]
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[InputRow]:
         readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".parquet": _parquet_rows}
         for path in self.paths:
             yield from readers[self.format](path)
@@ -152,7 +152,7 @@ def _line_not_utf8(path: Path) -> int:
     return 1
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[InputRow]:
     with path.open(newline="", encoding="utf-8-sig") as stream:
         reader = _csv_reader(stream, path)
         header = next(reader, [])
@@ -167,7 +167,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             yield dict(zip(header, cells, strict=True))
 
 
-def _jsonl_rows(path: Path) -> Iterator[Row]:
+def _jsonl_rows(path: Path) -> Iterator[InputRow]:
     decoder = msgspec.json.Decoder(dict[str, Any])
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -180,7 +180,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
                     ) from None
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[InputRow]:
     with _parquet_file(path) as file:
         for batch in file.iter_batches(ROWS_PER_BATCH, use_threads=False):
             yield from batch.to_pylist()
@@ -209,7 +209,7 @@ class _JsonlWriter:
     def __init__(self, path: Path) -> None:
         self._stream = path.open("xb")
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[InputRow]) -> None:
         self._stream.writelines(msgspec.json.encode(row, enc_hook=str) + b"\n" for row in rows)
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class _CsvWriter:
         self._results = results
         self._is_begun = False
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[InputRow]) -> None:
         if not rows:
             return
         if self._columns is None:
@@ -266,7 +266,7 @@ class _ParquetWriter:
         self._schema = None if schema is None else self._with_results(schema)
         self._file: Any = None
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[InputRow]) -> None:
         if not rows:
             return
         try:

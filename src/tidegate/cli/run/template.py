@@ -12,7 +12,7 @@ import msgspec
 
 from tidegate.core.errors import SettingsError
 
-Row = dict[str, Any]
+InputRow = dict[str, Any]
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -25,7 +25,7 @@ class _FilledText(msgspec.Struct, frozen=True):
 
     parts: tuple[str, ...]
 
-    def fill(self, row: Row) -> Any:
+    def fill(self, row: InputRow) -> Any:
         if len(self.parts) == 3 and not self.parts[0] and not self.parts[2]:
             return row[self.parts[1]]
         return "".join(as_text(row[part]) if index % 2 else part for index, part in enumerate(self.parts))
@@ -38,7 +38,7 @@ class Template(msgspec.Struct, frozen=True):
     columns: frozenset[str]
     body: Any
 
-    def line(self, custom_id: str, row: Row) -> bytes:
+    def line(self, custom_id: str, row: InputRow) -> bytes:
         """Return one line of a batch's input."""
         try:
             body = _filled(self.body, row)
@@ -99,7 +99,7 @@ def _compiled(node: Any, columns: set[str]) -> Any:
     return node
 
 
-def _filled(node: Any, row: Row) -> Any:
+def _filled(node: Any, row: InputRow) -> Any:
     if isinstance(node, _FilledText):
         return node.fill(row)
     if isinstance(node, dict):

@@ -31,7 +31,7 @@ SOMETHING_WRONG = 1
 def doctor(
     data: options.Data = None,
     config: options.Config = None,
-    upstream: options.Upstream = None,
+    upstream: options.UpstreamOption = None,
     api_key: options.ApiKey = None,
     as_json: options.AsJson = False,
 ) -> None:

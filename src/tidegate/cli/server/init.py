@@ -65,7 +65,7 @@ EXAMPLES = {
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")] = Path(NAME),
-    upstream: options.Upstream = None,
+    upstream: options.UpstreamOption = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a configuration to begin with, explained line by line.

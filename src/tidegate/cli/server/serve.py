@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # wrong setting.
 BROKEN = 70
 
-Host = Annotated[
+HostOption = Annotated[
     str | None, typer.Option("--host", metavar="H", help="Address to listen on.", show_default="127.0.0.1")
 ]
 Port = Annotated[
@@ -32,9 +32,9 @@ Port = Annotated[
 def serve(
     data: options.Data = None,
     config: options.Config = None,
-    host: Host = None,
+    host: HostOption = None,
     port: Port = None,
-    upstream: options.Upstream = None,
+    upstream: options.UpstreamOption = None,
     api_key: options.ApiKey = None,
 ) -> None:
     """Serve the API and run its batches, in one process.
@@ -55,7 +55,7 @@ def serve(
 def api(
     data: options.Data = None,
     config: options.Config = None,
-    host: Host = None,
+    host: HostOption = None,
     port: Port = None,
 ) -> None:
     """Serve the API only, beside `tidegate worker`.
@@ -70,7 +70,7 @@ def api(
 def worker(
     data: options.Data = None,
     config: options.Config = None,
-    upstream: options.Upstream = None,
+    upstream: options.UpstreamOption = None,
     api_key: options.ApiKey = None,
 ) -> None:
     """Run batches only, beside `tidegate api`.

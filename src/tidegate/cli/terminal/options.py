@@ -54,7 +54,7 @@ Config = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="YAML file with settings (or TIDEGATE_CONFIG).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-Upstream = Annotated[
+UpstreamOption = Annotated[
     str | None,
     typer.Option("--upstream", metavar="URL", help="Model server for every model, such as http://localhost:8000/v1."),
 ]
@@ -107,7 +107,7 @@ SchemaFile = Annotated[
         show_default=False,
     ),
 ]
-Priority = Annotated[
+PriorityOption = Annotated[
     int | None,
     typer.Option("--priority", metavar="N", help="-100 to 100; higher goes first within the organization."),
 ]

@@ -15,7 +15,7 @@ import msgspec
 from tidegate.core.nouns import Usage
 from tidegate.core.usage.token_counts import TOKENS_MAX, token_count
 
-_Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
+_TokenCount = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
 # Python's own reader, and so many programs that read result files, refuses an integer of more
 # digits.
 DIGITS_MAX = 4_300
@@ -39,14 +39,14 @@ class NotAnAnswer(ValueError):
 
 
 class _InputDetails(msgspec.Struct):
-    cached_tokens: _Tokens = None
+    cached_tokens: _TokenCount = None
 
 
 class _OutputDetails(msgspec.Struct):
     """The details of the output tokens; Anthropic calls them thinking tokens."""
 
-    reasoning_tokens: _Tokens = None
-    thinking_tokens: _Tokens = None
+    reasoning_tokens: _TokenCount = None
+    thinking_tokens: _TokenCount = None
 
 
 class ReportedUsage(msgspec.Struct):
@@ -54,16 +54,16 @@ class ReportedUsage(msgspec.Struct):
     Anthropic's messages.
     """
 
-    prompt_tokens: _Tokens = None
-    completion_tokens: _Tokens = None
+    prompt_tokens: _TokenCount = None
+    completion_tokens: _TokenCount = None
     prompt_tokens_details: _InputDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
-    input_tokens: _Tokens = None
-    output_tokens: _Tokens = None
+    input_tokens: _TokenCount = None
+    output_tokens: _TokenCount = None
     input_tokens_details: _InputDetails | None = None
     output_tokens_details: _OutputDetails | None = None
-    cache_read_input_tokens: _Tokens = None
-    cache_creation_input_tokens: _Tokens = None
+    cache_read_input_tokens: _TokenCount = None
+    cache_creation_input_tokens: _TokenCount = None
 
 
 class _Thing(msgspec.Struct):

@@ -24,7 +24,7 @@ _OF_SERVER = frozenset(("type", "id", "item_id", "object", "status", "role", "mo
 _LAST_RESPONSES = frozenset(("response.completed", "response.incomplete", "response.failed"))
 
 
-class _Text(list[str]):
+class _GrowingText(list[str]):
     """A text in parts, of which there may be thousands; they are joined once."""
 
 
@@ -42,7 +42,7 @@ class WholeAnswer:
         )
         self._whole: dict[str, Any] = {}
         self._listed: dict[str, dict[int, dict[str, Any]]] = {"choices": {}, "content": {}}
-        self._deltas: dict[tuple[object, ...], _Text] = {}
+        self._deltas: dict[tuple[object, ...], _GrowingText] = {}
         self._others: list[Any] = []
         # Texts of other events of a response, in order: most of them are repeated in its last
         # event.
@@ -148,7 +148,7 @@ class WholeAnswer:
             self._whole = response
         elif isinstance(delta := event.get("delta"), str):
             place = (kind, event.get("item_id"), event.get("output_index"), event.get("content_index"))
-            self._deltas.setdefault((*map(str, place), str(event.get("summary_index"))), _Text()).append(delta)
+            self._deltas.setdefault((*map(str, place), str(event.get("summary_index"))), _GrowingText()).append(delta)
         elif kind == "error" or not isinstance(kind, str) or not kind.startswith("response."):
             self._others.append(event)
         else:
@@ -170,15 +170,15 @@ def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
         elif name == _PADDING:
             continue
         elif isinstance(value, str):
-            if not isinstance(before, _Text):
-                before = whole[name] = _Text([] if before is None else [_as_text(before)])
+            if not isinstance(before, _GrowingText):
+                before = whole[name] = _GrowingText([] if before is None else [_as_text(before)])
             before.append(value)
         elif isinstance(value, dict):
             if not isinstance(before, dict):
                 before = whole[name] = {} if before is None else {"before": before}
             _merge(before, value)
         elif isinstance(value, list):
-            if not isinstance(before, list) or isinstance(before, _Text):
+            if not isinstance(before, list) or isinstance(before, _GrowingText):
                 before = whole[name] = [] if before is None else [before]
             _merge_list(before, value)
         elif isinstance(before, list | dict):
@@ -206,7 +206,7 @@ def _as_text(value: Any) -> str:
 
 
 def _joined(value: Any) -> Any:
-    if isinstance(value, _Text):
+    if isinstance(value, _GrowingText):
         return "".join(value)
     if isinstance(value, dict):
         return {name: _input(one) if name == "input" else _joined(one) for name, one in value.items()}
@@ -216,7 +216,7 @@ def _joined(value: Any) -> Any:
 def _input(value: Any) -> Any:
     """Return a tool's input: its parts are a JSON text, and the answer has an object."""
     text = _joined(value)
-    if not isinstance(value, _Text):
+    if not isinstance(value, _GrowingText):
         return text
     try:
         return msgspec.json.decode(text) if text else {}

@@ -34,7 +34,7 @@ HARMLESS = frozenset({
 
 _DataUrl = Annotated[str, Meta(pattern=r"^data:")]
 # Any text but a URL or a place on the server's disk.
-_Content = Annotated[str, Meta(pattern=rf"^(?!{PLACE})")]
+_InlineContent = Annotated[str, Meta(pattern=rf"^(?!{PLACE})")]
 
 
 class _InlineImage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -51,8 +51,8 @@ class _InlineFile(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     media_type: Raw = NOTHING
     format: Raw = NOTHING
     filename: Raw = NOTHING
-    data: _Content | None = None
-    file_data: _Content | None = None
+    data: _InlineContent | None = None
+    file_data: _InlineContent | None = None
 
 
 class _PlainPart(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -73,7 +73,7 @@ class _PlainPart(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     file: _InlineFile | None = None
     input_audio: _InlineFile | None = None
     filename: Raw = NOTHING
-    file_data: _Content | None = None
+    file_data: _InlineContent | None = None
 
 
 class _TemplateSwitches(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -86,14 +86,14 @@ class _TemplateSwitches(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reasoning_effort: Raw = NOTHING
 
 
-_Text = str | list[str | _PlainPart] | None
+_PlainText = str | list[str | _PlainPart] | None
 
 
 class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A message, or an item of a response's input that is given whole."""
 
     role: Raw = NOTHING
-    content: _Text = None
+    content: _PlainText = None
     type: Raw = NOTHING
     name: Raw = NOTHING
     refusal: Raw = NOTHING
@@ -103,7 +103,7 @@ class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     tool_call_id: Raw = NOTHING
     call_id: Raw = NOTHING
     arguments: Raw = NOTHING
-    output: _Text = None
+    output: _PlainText = None
     status: Raw = NOTHING
 
 
@@ -131,8 +131,8 @@ class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     service_tier: object = None
     background: object = None
     messages: list[_PlainMessage] | None = None
-    system: _Text = None
-    instructions: _Text = None
+    system: _PlainText = None
+    instructions: _PlainText = None
     input: str | list[str | int | list[Raw] | _PlainMessage] | None = None
     prompt: str | list[str | int | list[Raw]] | None = None
     tools: list[_FunctionTool] | None = None

@@ -1,5 +1,5 @@
-"""Share slots among the processes that want some: max-min fair, in whole slots, none above its
-wish.
+"""Share slots among the processes that want some: max-min fair, in whole slots, none above what
+it asked for.
 
 The slots that are left over go round by turns: when three processes want one slot, each has it for
 a third of the time.

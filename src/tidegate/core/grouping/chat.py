@@ -26,8 +26,8 @@ BATCH_ENDPOINT = answer.SHARED_CHAT
 ERROR_BYTES_MAX = 4096
 USAGE_MISSING = "chat_usage_missing"
 
-_Raw = msgspec.Raw
-_decode_fields = msgspec.json.Decoder(dict[str, _Raw]).decode
+
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.encode
 
 
@@ -249,8 +249,8 @@ def split(body: bytes, count: int) -> list[ChatAnswer | UpstreamError | GiveUp]:
     BrokenAnswer when the whole answer says nothing about any item.
     """
     try:
-        answer = msgspec.json.decode(body, type=dict[str, _Raw])
-        rows = msgspec.json.decode(answer.get("results", b"null"), type=list[dict[str, _Raw]])
+        answer = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        rows = msgspec.json.decode(answer.get("results", b"null"), type=list[dict[str, msgspec.Raw]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BrokenAnswer("the provider's answer has no list of `results`", body=body[:ERROR_BYTES_MAX]) from None
     found: dict[int, ChatAnswer | UpstreamError | GiveUp] = {}

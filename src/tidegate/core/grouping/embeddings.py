@@ -30,28 +30,26 @@ GROW_AFTER_GROUPS = 8
 GROW_AFTER_GROUPS_MAX = 1_024
 TOO_LARGE = 413
 
-_Raw = msgspec.Raw
-
 
 class _Known(msgspec.Struct):
     """The fields of a request that matter here; all others keep their bytes."""
 
-    input: msgspec.Raw = _Raw(b"null")
-    stream: msgspec.Raw = _Raw(b"null")
+    input: msgspec.Raw = msgspec.Raw(b"null")
+    stream: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _INPUT = re.compile(rb'"input"[ \t\r\n]*:[ \t\r\n]*')
 _JSON_SPACE = b" \t\r\n"
 _decode_known = msgspec.json.Decoder(_Known).decode
-_decode_fields = msgspec.json.Decoder(dict[str, _Raw]).decode
-_decode_rows = msgspec.json.Decoder(list[dict[str, _Raw]]).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_rows = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _decode_index = msgspec.json.Decoder(int).decode
 _decode_usage = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_reported = msgspec.json.Decoder(ReportedUsage).decode
 _decode_tokens = msgspec.json.Decoder(list[int]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.encode
-_FIRST = _Raw(b"0")
+_FIRST = msgspec.Raw(b"0")
 
 
 class Alone(StrEnum):
@@ -190,7 +188,7 @@ def split(body: bytes, parts: Sequence[Part]) -> list[tuple[bytes, Usage]]:
     answers = []
     for row, (usage, used) in zip(in_order, usages, strict=True):
         row["index"] = _FIRST
-        fields["data"] = _Raw(b"[%b]" % _encode(row))
+        fields["data"] = msgspec.Raw(b"[%b]" % _encode(row))
         if usage is not None:
             fields["usage"] = usage
         answers.append((_encode(fields), used))
@@ -221,7 +219,7 @@ def _split_usage(reported: msgspec.Raw | None, weights: Sequence[int]) -> list[t
     except (msgspec.MsgspecError, RecursionError):
         # A paid answer is not thrown away because its usage cannot be divided: only the usage is,
         # so that no part has all of it.
-        return [(_Raw(b"null"), Usage())] * len(weights)
+        return [(msgspec.Raw(b"null"), Usage())] * len(weights)
     prompts = apportion(as_count(whole.get("prompt_tokens")) or 0, weights)
     parts: list[dict[str, Any]] = [{} for _ in weights]
     for name, value in whole.items():
@@ -235,7 +233,7 @@ def _counted(reported: bytes) -> tuple[msgspec.Raw, Usage]:
         found: ReportedUsage | None = _decode_reported(reported)
     except msgspec.MsgspecError:
         found = loose_usage(_decode_usage(reported))
-    return _Raw(reported), Usage() if found is None else usage_of(found)
+    return msgspec.Raw(reported), Usage() if found is None else usage_of(found)
 
 
 def _divide(name: str, value: Any, whole: dict[str, Any], prompts: list[int], weights: Sequence[int]) -> list[Any]:

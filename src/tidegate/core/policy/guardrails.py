@@ -69,17 +69,17 @@ class GuardrailRefusal(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
-Verdict = Pass | Transformed | GuardrailRefusal
+GuardVerdict = Pass | Transformed | GuardrailRefusal
 PASS = Pass()
 
 
 class Guardrail(Protocol):
     """A judge of bodies. Both methods are pure and quick, because they run for every item."""
 
-    def check_prompt(self, body: bytes) -> Verdict:
+    def check_prompt(self, body: bytes) -> GuardVerdict:
         """Judge a request before it is sent."""
 
-    def check_answer(self, body: bytes) -> Verdict:
+    def check_answer(self, body: bytes) -> GuardVerdict:
         """Judge an answer before it is recorded or passed on."""
 
 
@@ -95,14 +95,14 @@ class Length(msgspec.Struct, frozen=True):
             if getattr(self, name) < 0:
                 raise SettingsError(f"guardrail length: {name} is {getattr(self, name)}: use 0 to lift it, or more")
 
-    def check_prompt(self, body: bytes) -> Verdict:
+    def check_prompt(self, body: bytes) -> GuardVerdict:
         if self.prompt_bytes_max and len(body) > self.prompt_bytes_max:
             return _too_long("request", f"{len(body)} bytes", f"{self.prompt_bytes_max} bytes")
         if self.prompt_tokens_max and (tokens := prompt_tokens(len(body))) > self.prompt_tokens_max:
             return _too_long("request", f"about {in_words(tokens, 'token')}", in_words(self.prompt_tokens_max, "token"))
         return PASS
 
-    def check_answer(self, body: bytes) -> Verdict:
+    def check_answer(self, body: bytes) -> GuardVerdict:
         if self.answer_bytes_max and len(body) > self.answer_bytes_max:
             return _too_long("answer", f"{len(body)} bytes", f"{self.answer_bytes_max} bytes")
         return PASS
@@ -162,13 +162,13 @@ class Patterns:
         """Return whether this body can be looked through without holding up others."""
         return len(body) <= self._quick_bytes_max
 
-    def check_prompt(self, body: bytes) -> Verdict:
+    def check_prompt(self, body: bytes) -> GuardVerdict:
         return self._check(body, "request")
 
-    def check_answer(self, body: bytes) -> Verdict:
+    def check_answer(self, body: bytes) -> GuardVerdict:
         return self._check(body, "answer")
 
-    def _check(self, body: bytes, what: str) -> Verdict:
+    def _check(self, body: bytes, what: str) -> GuardVerdict:
         refusal = self._look(body, what)
         if refusal is None:
             return PASS
@@ -244,10 +244,10 @@ class AnswerShape:
         except SettingsError as wrong:
             raise SettingsError(f"guardrail {name!r}: {wrong}") from None
 
-    def check_prompt(self, body: bytes) -> Verdict:
+    def check_prompt(self, body: bytes) -> GuardVerdict:
         return PASS
 
-    def check_answer(self, body: bytes) -> Verdict:
+    def check_answer(self, body: bytes) -> GuardVerdict:
         try:
             texts = answer_texts(msgspec.json.decode(body))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

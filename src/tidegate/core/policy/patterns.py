@@ -52,7 +52,7 @@ _REFUSED = {
 }
 
 Ranges = tuple[tuple[int, int], ...]
-Step = tuple[Any, Any]
+RegexStep = tuple[Any, Any]
 
 
 class Finder:
@@ -157,7 +157,7 @@ class _Writer:
     def __init__(self, where: str) -> None:
         self._where = where
 
-    def sequence(self, steps: list[Step], flags: int, *, lead: bool = False, trail: bool = False) -> str:
+    def sequence(self, steps: list[RegexStep], flags: int, *, lead: bool = False, trail: bool = False) -> str:
         """Write several steps that follow one another."""
         steps = _with_boundaries(steps, flags)
         while steps and _is_boundary(steps[0], flags):
@@ -186,7 +186,7 @@ class _Writer:
             out += self._step(step, flags, lead=False, trail=False)
         return out
 
-    def _led(self, steps: list[Step], flags: int, *, trail: bool) -> str:
+    def _led(self, steps: list[RegexStep], flags: int, *, trail: bool) -> str:
         """Write steps with a boundary before the first that is not empty."""
         first, rest = steps[0], steps[1:]
         if not rest:
@@ -201,7 +201,7 @@ class _Writer:
         with_it = self._step(_at_least_once(first), flags, lead=True, trail=False) + behind
         return f"(?:{with_it}|{self.sequence(rest, flags, lead=True, trail=trail)})"
 
-    def _trailed(self, steps: list[Step], flags: int) -> str:
+    def _trailed(self, steps: list[RegexStep], flags: int) -> str:
         """Write steps with a boundary after the last that is not empty."""
         rest, last = steps[:-1], steps[-1]
         before = self.sequence(rest, flags)
@@ -210,7 +210,7 @@ class _Writer:
         with_it = before + self._step(_at_least_once(last), flags, lead=False, trail=True)
         return f"(?:{with_it}|{self.sequence(rest, flags, trail=True)})"
 
-    def _step(self, step: Step, flags: int, *, lead: bool, trail: bool) -> str:
+    def _step(self, step: RegexStep, flags: int, *, lead: bool, trail: bool) -> str:
         name, what = str(step[0]), step[1]
         if name in _REFUSED:
             raise SettingsError(f"{self._where} {_REFUSED[name]}; patterns are run by RE2")
@@ -279,13 +279,13 @@ class _Writer:
         }[place]
 
 
-def _is_boundary(step: Step, flags: int) -> bool:
+def _is_boundary(step: RegexStep, flags: int) -> bool:
     return str(step[0]) == "AT" and str(step[1]) == "AT_BOUNDARY" and not flags & (re.ASCII | _ASCII_TEXT)
 
 
-def _with_boundaries(steps: list[Step], flags: int) -> list[Step]:
+def _with_boundaries(steps: list[RegexStep], flags: int) -> list[RegexStep]:
     """Move each boundary into the step before it, where that step is never empty."""
-    out: list[Step] = []
+    out: list[RegexStep] = []
     for step in steps:
         if out and str(step[0]) == "AT" and _is_boundary(out[-1], flags):
             out.insert(len(out) - 1, step)
@@ -298,11 +298,11 @@ def _with_boundaries(steps: list[Step], flags: int) -> list[Step]:
     return out
 
 
-def _may_be_empty(step: Step) -> bool:
+def _may_be_empty(step: RegexStep) -> bool:
     return str(step[0]) in _REPEATS and step[1][0] == 0
 
 
-def _at_least_once(step: Step) -> Step:
+def _at_least_once(step: RegexStep) -> RegexStep:
     least, most, steps = step[1]
     return step[0], (max(int(least), 1), most, steps)
 
@@ -319,7 +319,7 @@ def _count(low: int, high: Any) -> str:
     return "" if (low, high) == (1, 1) else f"{{{low},{high}}}"
 
 
-def _weight(steps: Iterable[Step]) -> int:
+def _weight(steps: Iterable[RegexStep]) -> int:
     total = 0
     for step, what in steps:
         name = str(step)
@@ -336,7 +336,7 @@ def _weight(steps: Iterable[Step]) -> int:
     return total
 
 
-def _literal(steps: Iterable[Step], flags: int) -> str:
+def _literal(steps: Iterable[RegexStep], flags: int) -> str:
     """Return the longest text that every match of these steps contains; empty where none is known."""
     found = [""]
     run = ""
@@ -381,7 +381,7 @@ def _class(ranges: Ranges) -> str:
     return "[" + "".join(f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in ranges) + "]"
 
 
-def _ranges(step: Step, flags: int) -> Ranges:
+def _ranges(step: RegexStep, flags: int) -> Ranges:
     """Return every character that Python takes for this step under these flags."""
     name, what = str(step[0]), step[1]
     if name == "ANY":

@@ -17,7 +17,7 @@ from tidegate.core.schedule.policy import Policy
 from tidegate.core.schedule.queues import QueueView, ordered
 from tidegate.core.schedule.snapshot import FlowView, JobView, ModelView, Pick, Snapshot, Turn, Why
 
-Key = tuple[str, str]
+ShareKey = tuple[str, str]
 # Entries: slices dealt in this choice (lower priorities begin higher), waiting since, place in the
 # order, the job.
 Heap = list[tuple[int, int, int, JobView]]
@@ -55,9 +55,9 @@ class Ground(msgspec.Struct):
     last: Why | None
     large_owners: set[str]
     flows: dict[str, Flow] = msgspec.field(default_factory=dict)
-    lined_up: dict[Key, list[JobView]] = msgspec.field(default_factory=dict)
-    due: dict[Key, list[JobView]] = msgspec.field(default_factory=dict)
-    rounds: dict[Key, Heap] = msgspec.field(default_factory=dict)
+    lined_up: dict[ShareKey, list[JobView]] = msgspec.field(default_factory=dict)
+    due: dict[ShareKey, list[JobView]] = msgspec.field(default_factory=dict)
+    rounds: dict[ShareKey, Heap] = msgspec.field(default_factory=dict)
     paces: dict[float, ranking.DeadlinePace] = msgspec.field(default_factory=dict)
     least_served: dict[str, list[tuple[float, str, Flow]]] = msgspec.field(default_factory=dict)
     dealt: int = 0
@@ -70,9 +70,9 @@ class Deal:
         self.faults: list[str] = []
         self.picked: dict[tuple[str, str, Why], int] = {}
         self.grounds = {name: _ground(view) for name, view in open_models.items()}
-        self._ready: dict[Key, int] = {}
+        self._ready: dict[ShareKey, int] = {}
         self._owner_units: dict[str, int] = dict(snapshot.owner_in_flight_units)
-        self._queue_units: dict[Key, int] = {}
+        self._queue_units: dict[ShareKey, int] = {}
         self._queue_names: dict[tuple[str, ...], list[str]] = {}
         self._queues: dict[tuple[str, ...], list[QueueView]] = {}
         self._has_caps = policy.in_flight_units_max > 0 or bool(policy.in_flight_units_by_tenant)

@@ -159,7 +159,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Pick(msgspec.Struct, frozen=True, gc=False):
-    """The wish for up to so many ready slices of a job and model.
+    """How many ready slices of a job and model to lease, at most.
 
     The lease decides which, so equal snapshots do not collide.
     """

@@ -14,7 +14,7 @@ step up succeeds again. This module knows no queue and no interactive traffic. T
 import math
 from collections.abc import Sequence
 
-from tidegate.core.tide.signals import Ended, Kind
+from tidegate.core.tide.signals import CallKind, Ended
 
 SAFE_CALLS = 16
 # Steps double until the first one that brings nothing; after that they are smaller, and measured
@@ -56,8 +56,8 @@ class Round:
         self.calls = self.refusals = 0
         self._settling = settling
         self._now_in_flight = in_flight
-        self._ms: dict[Kind, float] = {}
-        self._tokens: dict[Kind, float] = {}
+        self._ms: dict[CallKind, float] = {}
+        self._tokens: dict[CallKind, float] = {}
         self._begin(now_ms)
 
     def _begin(self, now_ms: float) -> None:
@@ -122,11 +122,11 @@ class Round:
         self._ms[kind] = self._ms.get(kind, 0.0) + latency_ms
         self._tokens[kind] = self._tokens.get(kind, 0.0) + tokens
 
-    def paces(self) -> dict[Kind, float]:
+    def paces(self) -> dict[CallKind, float]:
         """Return the milliseconds per token, by kind."""
         return {kind: ms / self._tokens[kind] for kind, ms in self._ms.items()}
 
-    def speedup(self, paces: dict[Kind, float]) -> float | None:
+    def speedup(self, paces: dict[CallKind, float]) -> float | None:
         """Return how much quicker calls were than at these paces; None when most of the time went
         into kinds without one.
         """
@@ -156,12 +156,12 @@ class Learner:
     def _begin_again(self) -> None:
         """Forget what was learned by pace: nothing is known of the kinds that run now."""
         self._is_doubling = True
-        self._paces: dict[Kind, float] = {}
+        self._paces: dict[CallKind, float] = {}
         self._in_flight = 1.0
         self._up_after, self._up_rounds = 0, 1
         self._down_after: float = math.inf
         self._down_rounds = DOWN_ROUNDS_MIN
-        self._first_paces: dict[Kind, float] = {}
+        self._first_paces: dict[CallKind, float] = {}
 
     def begin_at(self, calls: int) -> None:
         """Begin where an earlier process of this deployment was, but never below the safe number.

@@ -9,7 +9,7 @@ import msgspec
 UNLIMITED_TOKENS = 1 << 40
 
 # Calls of one kind, which is a model and an endpoint, can be compared.
-Kind = tuple[str, str]
+CallKind = tuple[str, str]
 
 
 class EngineSample(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     answer_tokens: int
     latency_ms: float
-    kind: Kind = ("", "")
+    kind: CallKind = ("", "")
 
 
 class Signals(msgspec.Struct, frozen=True):

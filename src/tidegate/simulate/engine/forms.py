@@ -52,27 +52,27 @@ def json_text(schema: Any, luck: int, mark: str) -> bytes:
     return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
 
 
-def chat_form(tools: Any, choice: Any, wished: Any, *, answered: bool) -> Form | None:
+def chat_form(tools: Any, choice: Any, wanted: Any, *, answered: bool) -> Form | None:
     """Read chat's `tools`, `tool_choice` and `response_format`."""
     offered = [_chat_tool(one) for one in _list(tools, "tools")]
-    return _form(offered, choice, _chat_format(wished), answered=answered)
+    return _form(offered, choice, _chat_format(wanted), answered=answered)
 
 
 def response_form(tools: Any, choice: Any, text: Any, *, answered: bool) -> Form | None:
     """Read the responses' `tools`, `tool_choice` and `text.format`."""
     offered = [_flat_tool(one, "parameters") for one in _list(tools, "tools") if _kind(one) in ("function", "custom")]
-    wished = text.get("format") if isinstance(text, dict) else None
-    return _form(offered, choice, _format(wished, wished, "text.format"), answered=answered)
+    wanted = text.get("format") if isinstance(text, dict) else None
+    return _form(offered, choice, _format(wanted, wanted, "text.format"), answered=answered)
 
 
-def message_form(tools: Any, choice: Any, wished: Any, *, answered: bool) -> Form | None:
+def message_form(tools: Any, choice: Any, wanted: Any, *, answered: bool) -> Form | None:
     """Read the messages' `tools`, `tool_choice` and `output_config.format`."""
     offered = [_flat_tool(one, "input_schema") for one in _list(tools, "tools") if _kind(one) in (None, "custom")]
-    return _form(offered, choice, _format(wished, wished, "output_config.format"), answered=answered)
+    return _form(offered, choice, _format(wanted, wanted, "output_config.format"), answered=answered)
 
 
-def _form(tools: list[Tool], choice: Any, wished: tuple[bool, Any], *, answered: bool) -> Form | None:
-    as_json, schema = wished
+def _form(tools: list[Tool], choice: Any, wanted: tuple[bool, Any], *, answered: bool) -> Form | None:
+    as_json, schema = wanted
     kind = choice if isinstance(choice, str) else _kind(choice)
     forced = kind in ("required", "any")
     named: str | None = None
@@ -119,14 +119,14 @@ def _named(choice: Any) -> str | None:
     return inner.get("name") if isinstance(inner, dict) else None
 
 
-def _chat_format(wished: Any) -> tuple[bool, Any]:
-    inner = wished.get("json_schema") if isinstance(wished, dict) else None
-    return _format(wished, inner, "response_format")
+def _chat_format(wanted: Any) -> tuple[bool, Any]:
+    inner = wanted.get("json_schema") if isinstance(wanted, dict) else None
+    return _format(wanted, inner, "response_format")
 
 
-def _format(wished: Any, holder: Any, param: str) -> tuple[bool, Any]:
+def _format(wanted: Any, holder: Any, param: str) -> tuple[bool, Any]:
     """Return whether JSON is asked for, and the schema it must fit, if there is one."""
-    kind = _kind(wished)
+    kind = _kind(wanted)
     if kind == "json_object":
         return True, None
     if kind == "json_schema":

@@ -197,9 +197,9 @@ class SimulatedConnection(asyncio.Protocol):
         else:
             del buffer[:stop]
         self._wanted = 0
-        wish = headers.get(b"connection", b"").lower()
+        wanted = headers.get(b"connection", b"").lower()
         return HttpRequest(
-            method, path, headers, body, wish != b"close" and (version == b"HTTP/1.1" or wish == b"keep-alive")
+            method, path, headers, body, wanted != b"close" and (version == b"HTTP/1.1" or wanted == b"keep-alive")
         )
 
     def _continue(self, headers: dict[bytes, bytes]) -> None:

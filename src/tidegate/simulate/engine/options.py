@@ -7,7 +7,7 @@ import msgspec
 from tidegate.simulate.engine.faults import rates_from
 from tidegate.simulate.engine.model import EngineLimits
 
-Mode = Literal["instant", "fixed", "modelled"]
+EngineMode = Literal["instant", "fixed", "modelled"]
 
 PROCESS_COUNT_MAX = 64
 EMBEDDING_DIMENSIONS_MAX = 16384
@@ -19,7 +19,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     port: int = 8000
     """0 lets the system choose; the printed address has the real one."""
-    mode: Mode = "instant"
+    mode: EngineMode = "instant"
     latency_ms: float = 0.0
     """The duration of every answer in `fixed` mode."""
     calls_log: str | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tidegate.simulate.engine.model import ModelledEngine, ModelledEvent, ModelledRequest, Sequence
 
-Listener = Callable[[ModelledEvent], None]
+PaceListener = Callable[[ModelledEvent], None]
 
 LAG_MAX_S = 0.1
 
@@ -19,10 +19,10 @@ class SimulatedPace:
 
     def __init__(self, engine: ModelledEngine) -> None:
         self.engine = engine
-        self._listeners: dict[Sequence, Listener] = {}
+        self._listeners: dict[Sequence, PaceListener] = {}
         self._wake = asyncio.Event()
 
-    def submit(self, request: ModelledRequest, listener: Listener) -> Sequence:
+    def submit(self, request: ModelledRequest, listener: PaceListener) -> Sequence:
         """Queue a request; its events go to `listener` as they happen."""
         sequence = self.engine.submit(request)
         self._listeners[sequence] = listener

@@ -266,11 +266,11 @@ def messages_request(body: bytes) -> SimulatedRequest:
         stream=bool(seen.stream),
         output_tokens_max=seen.max_tokens,
     )
-    wished = seen.output_config.format if seen.output_config else seen.output_format
-    if seen.tools or wished is not None:
+    wanted = seen.output_config.format if seen.output_config else seen.output_format
+    if seen.tools or wanted is not None:
         last = messages[-1].content
         answered = isinstance(last, list) and any(b"tool_result" in bytes(part) for part in last)
-        ask.forms = [message_form(_tools(seen.tools), seen.tool_choice, wished, answered=answered)]
+        ask.forms = [message_form(_tools(seen.tools), seen.tool_choice, wanted, answered=answered)]
     return ask
 
 

@@ -45,7 +45,7 @@ class Tx(Protocol):
         """
 
 
-Body = Callable[[Tx], Awaitable[T]]
+TransactionBody = Callable[[Tx], Awaitable[T]]
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -62,19 +62,19 @@ Missing = Callable[[Mapping[str, str]], Sequence[Migration]]
 class Transactions(Protocol):
     """The four kinds of transactions that verbs run in."""
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         """Run the body in a transaction and commit.
 
         After StoreUnavailable it may have committed or not.
         """
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         """Run the body on one consistent snapshot."""
 
-    async def beat(self, body: Body[T]) -> T:
+    async def beat(self, body: TransactionBody[T]) -> T:
         """Write on a connection that is reserved for heartbeats."""
 
-    async def free(self, body: Body[T]) -> T:
+    async def free(self, body: TransactionBody[T]) -> T:
         """Write something that frees room: on a full disk this may use the reserved room."""
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
-from tidegate.store.database.driver import Body, Missing, Row
+from tidegate.store.database.driver import Missing, Row, TransactionBody
 from tidegate.store.database.postgres_clock import DOUBTFUL_CLOCK, PostgresClock
 from tidegate.store.database.queries import bulk_for_postgres, for_each_on_postgres, for_postgres, statements
 from tidegate.store.database.schema import STAMPS
@@ -220,21 +220,21 @@ class PostgresDriver:
         self._beating = asyncio.Lock()
         self._clock = PostgresClock(steady_ms) if steady_ms is not None else None
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         return await self._retried(lambda: self._write_in_pool(body, is_checked=self._is_clock_watched))
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await self._retried(lambda: self._read_in_pool(body))
 
     @property
     def _is_clock_watched(self) -> bool:
         return self._clock is not None and self._clock.is_watched
 
-    async def _write_unchecked(self, body: Body[T]) -> T:
+    async def _write_unchecked(self, body: TransactionBody[T]) -> T:
         """Run a body that corrects the clock, without a check of the clock."""
         return await self._retried(lambda: self._write_in_pool(body, is_checked=False))
 
-    async def beat(self, body: Body[T]) -> T:
+    async def beat(self, body: TransactionBody[T]) -> T:
         async def run() -> T:
             async with self._beating:
                 if self._heart is None or self._heart.is_closed():
@@ -248,7 +248,7 @@ class PostgresDriver:
 
         return await self._retried(run)
 
-    async def free(self, body: Body[T]) -> T:
+    async def free(self, body: TransactionBody[T]) -> T:
         return await self.write(body)
 
     async def look_at_clock(self) -> None:
@@ -300,7 +300,7 @@ class PostgresDriver:
             f"another process has been migrating this database for {_MIGRATION_TIMEOUT_S} s. Look for it, then start again."
         )
 
-    async def _read_in_pool(self, body: Body[T]) -> T:
+    async def _read_in_pool(self, body: TransactionBody[T]) -> T:
         """Run a body on one snapshot.
 
         One statement has that by itself. A body that asks for more runs once again, in a
@@ -321,7 +321,7 @@ class PostgresDriver:
             except _LOST as error:
                 raise _SessionLost from error
 
-    async def _write_in_pool(self, body: Body[T], *, is_checked: bool) -> T:
+    async def _write_in_pool(self, body: TransactionBody[T], *, is_checked: bool) -> T:
         async with self._session() as connection:
             return await self._transact(connection, body, is_checked=is_checked)
 
@@ -342,7 +342,7 @@ class PostgresDriver:
                 await pool.expire_connections()
             raise
 
-    async def _transact(self, connection: Any, body: Body[T], *, is_checked: bool) -> T:
+    async def _transact(self, connection: Any, body: TransactionBody[T], *, is_checked: bool) -> T:
         """Run the body and commit.
 
         One round trip begins the transaction, sets time-outs if a pooler would lose them, and

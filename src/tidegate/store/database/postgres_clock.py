@@ -24,9 +24,9 @@ from tidegate.store.database.clock import (
     set_clock,
     tick,
 )
-from tidegate.store.database.driver import Body, Tx
+from tidegate.store.database.driver import TransactionBody, Tx
 
-Write = Callable[[Body[ClockRow]], Awaitable[ClockRow]]
+Write = Callable[[TransactionBody[ClockRow]], Awaitable[ClockRow]]
 
 # The SQLSTATE that assert_clock() raises.
 DOUBTFUL_CLOCK = "TG001"

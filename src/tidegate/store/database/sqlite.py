@@ -18,7 +18,7 @@ import apsw
 
 from tidegate.core.errors import StoreFull, StoreRefused, StoreTaken, StoreUnavailable
 from tidegate.store.database.disk_reserve import DiskReserve
-from tidegate.store.database.driver import Body, Missing, Row, Tx
+from tidegate.store.database.driver import Missing, Row, TransactionBody, Tx
 from tidegate.store.database.queries import bulk_for_sqlite, statements
 from tidegate.store.database.schema import STAMPS
 from tidegate.store.database.sqlite_clock import EmbeddedClock
@@ -179,16 +179,16 @@ class SqliteDriver:
         connection.execute("pragma temp_store = memory")
         return connection
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         return await self._run(0, self._write, body)
 
-    async def read(self, body: Body[T]) -> T:
+    async def read(self, body: TransactionBody[T]) -> T:
         return await self._run(1, self._read, body)
 
-    async def beat(self, body: Body[T]) -> T:
+    async def beat(self, body: TransactionBody[T]) -> T:
         return await self.free(body)
 
-    async def free(self, body: Body[T]) -> T:
+    async def free(self, body: TransactionBody[T]) -> T:
         return await self._run(0, self._free, body)
 
     async def look_at_clock(self) -> None:
@@ -210,14 +210,14 @@ class SqliteDriver:
 
         return await self.free(body)
 
-    async def _run(self, thread: int, function: Callable[[Body[T]], T], body: Body[T]) -> T:
+    async def _run(self, thread: int, function: Callable[[TransactionBody[T]], T], body: TransactionBody[T]) -> T:
         if self._is_closed:
             raise StoreUnavailable(f"the store at {self._path} was closed: this process is stopping.")
         if self._threads is None:
             return function(body)
         return await asyncio.get_running_loop().run_in_executor(self._threads[thread], function, body)
 
-    def _write(self, body: Body[T]) -> T:
+    def _write(self, body: TransactionBody[T]) -> T:
         try:
             self._writer.execute("begin immediate")
             try:
@@ -239,7 +239,7 @@ class SqliteDriver:
             ) from error
         return result
 
-    def _free(self, body: Body[T]) -> T:
+    def _free(self, body: TransactionBody[T]) -> T:
         """Write.
 
         If the disk is full, give up the reserve step by step, and then take back what was not
@@ -255,13 +255,13 @@ class SqliteDriver:
             finally:
                 self._reserve.take_back(kept_bytes)
 
-    def _write_with(self, reserve: DiskReserve, body: Body[T]) -> T:
+    def _write_with(self, reserve: DiskReserve, body: TransactionBody[T]) -> T:
         while reserve.give_up():
             with contextlib.suppress(StoreFull):
                 return self._write(body)
         return self._write(body)
 
-    def _look(self, body: Body[T]) -> T:
+    def _look(self, body: TransactionBody[T]) -> T:
         """Look at the clock, and fill the reserve.
 
         Only a server keeps one: a run or a command ends soon.
@@ -279,7 +279,7 @@ class SqliteDriver:
                 "Restore the directory from a backup and restart."
             )
 
-    def _read(self, body: Body[T]) -> T:
+    def _read(self, body: TransactionBody[T]) -> T:
         try:
             if self._reader is self._writer:
                 return _step_to_end(body(SqliteTx(self._reader)))

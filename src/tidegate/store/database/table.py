@@ -11,7 +11,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Idempotency
-from tidegate.store.database.driver import Body, Transactions, Tx
+from tidegate.store.database.driver import TransactionBody, Transactions, Tx
 
 SLICE_COLUMNS = (
     "job_id", "first", "count", "model", "endpoint", "state", "ready_at", "lease_count", "lost_count", "read_first", "work_at",
@@ -51,7 +51,7 @@ class JoinedTransaction:
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
 
-    async def write(self, body: Body[T]) -> T:
+    async def write(self, body: TransactionBody[T]) -> T:
         return await body(self._tx)
 
     read = beat = free = write
@@ -93,13 +93,13 @@ def frees(verb: Verb[A, P, T]) -> VerbCall[A, P, T]:
     return call
 
 
-def _noted(table: Table, verb: Callable[..., Any], body: Body[T]) -> Body[T]:
+def _noted(table: Table, verb: Callable[..., Any], body: TransactionBody[T]) -> TransactionBody[T]:
     """Return a body whose changes are noted by the table's witness, if it has one."""
     witness = table._witness
     return _named(verb, body if witness is None else _witnessed(witness, body))
 
 
-def _witnessed(witness: ChangeWitness, body: Body[T]) -> Body[T]:
+def _witnessed(witness: ChangeWitness, body: TransactionBody[T]) -> TransactionBody[T]:
     async def watched(tx: Tx) -> T:
         before = await witness.look(tx)
         result = await body(tx)
@@ -119,7 +119,7 @@ def beats(verb: Verb[A, P, T]) -> VerbCall[A, P, T]:
     return call
 
 
-def _named(verb: Callable[..., Any], body: Body[T]) -> Body[T]:
+def _named(verb: Callable[..., Any], body: TransactionBody[T]) -> TransactionBody[T]:
     """Give the body the name of the verb, which the simulation reads."""
     body.__qualname__ = verb.__qualname__
     return body

@@ -26,7 +26,7 @@ _OUTPUT_WEIGHT = 2
 NO_COST = (0, 0, 0)
 _BILLED = attrgetter("model", "deployment", "outcome", "tries")
 # Input tokens and how many of them were cached, output tokens and how many of them were reasoning.
-Tokens = tuple[int, int, int, int]
+TokenCounts = tuple[int, int, int, int]
 
 
 class Outcomes(Table):
@@ -349,7 +349,7 @@ def real_cost(usage: Usage) -> int:
     return usage.input_tokens + _OUTPUT_WEIGHT * usage.output_tokens
 
 
-def _tokens(usages: list[Usage]) -> Tokens:
+def _tokens(usages: list[Usage]) -> TokenCounts:
     """Return the tokens of these answers, in the order of their columns."""
     return (
         sum([one.input_tokens for one in usages]),
@@ -407,7 +407,7 @@ class FlowAccounting(msgspec.Struct):
                 self._use((job_id, model, deployment), len(run), tokens, [one.cost_nano for one in run])
 
     def _use(
-        self, name: tuple[str, str, str], count: int, tokens: Tokens, costs_nano: list[tuple[int, int, int]]
+        self, name: tuple[str, str, str], count: int, tokens: TokenCounts, costs_nano: list[tuple[int, int, int]]
     ) -> None:
         """Add the usage and the exact cost of answers.
 

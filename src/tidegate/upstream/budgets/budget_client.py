@@ -35,7 +35,7 @@ from tidegate.core.ports import Clock, Limits
 from tidegate.core.usage.prices import CostRange, units_text
 from tidegate.core.wording import in_words
 from tidegate.upstream.budgets.settlements import Settlements
-from tidegate.upstream.budgets.spent_budgets import SpentBudgets
+from tidegate.upstream.budgets.spent_budgets import Budgets, SpentBudgets
 from tidegate.upstream.http.transport import SendPermit
 
 log = structlog.get_logger(__name__)
@@ -58,8 +58,6 @@ ASK_MAX = 512
 
 TERMS_MAX = 4_096
 FREE = CostRange()
-
-Budgets = tuple[Budget, ...]
 
 EXCEEDS_LIMIT = "request_exceeds_limit"
 

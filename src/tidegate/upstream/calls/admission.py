@@ -434,7 +434,7 @@ class Admissions:
                 self._demand.note_interactive(route.interactive_states, traffic.owner)
             state.begin_interactive(traffic.owner, now_ms)
             admission.is_awaiting = True
-            self._tell_tide(state)
+            self._notify_tide(state)
             if not traffic.is_stream:
                 self.expect_first_token(admission)
             return admission
@@ -465,7 +465,7 @@ class Admissions:
         if admission.is_awaiting:
             admission.is_awaiting = False
             state.first_token_came()
-            self._tell_tide(state)
+            self._notify_tide(state)
         elif admission.flight is not None and state.tide is not None:
             state.tide.first_token(admission.flight)
 
@@ -490,7 +490,7 @@ class Admissions:
                 admission.is_awaiting = False
                 state.first_token_came()
             state.end_interactive(traffic.owner)
-            self._tell_tide(state)
+            self._notify_tide(state)
         else:
             state.end_background()
             left = self.out[admission.model] - 1
@@ -526,7 +526,7 @@ class Admissions:
         for state in states:
             if traffic is not None and not traffic.flex_wait_s:
                 state.begin_wait(traffic.owner)
-                self._tell_tide(state)
+                self._notify_tide(state)
             else:
                 state.begin_wait(None)
                 if state.tide is not None:
@@ -547,13 +547,13 @@ class Admissions:
             if traffic is not None and not traffic.flex_wait_s:
                 state.end_wait(traffic.owner)
                 if state is not chosen:
-                    self._tell_tide(state)
+                    self._notify_tide(state)
             else:
                 state.end_wait(None)
                 if state.tide is not None:
                     state.tide.leaves(call.idempotency_key)
 
-    def _tell_tide(self, state: DeploymentState) -> None:
+    def _notify_tide(self, state: DeploymentState) -> None:
         if state.tide is not None and state.tide.yields:
             state.tide.users_changed()
             if self._tides is not None:

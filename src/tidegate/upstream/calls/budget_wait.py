@@ -19,7 +19,7 @@ from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 
 # Calls of one tenant that wait for its budget must not take the places of all others.
-BUDGET_WAITERS_MAX = 16
+BUDGET_WAITING_MAX = 16
 
 
 class BudgetWait:
@@ -60,7 +60,7 @@ class BudgetWait:
             other = choose(self._view, route, call, traffic, put_off, now_ms)
             if other is not None and self._view.budgets_spent_until_ms(route, other) <= now_ms:
                 return other
-        too_many = traffic is None and not is_own_budget and self._waiting[error.spent] >= BUDGET_WAITERS_MAX
+        too_many = traffic is None and not is_own_budget and self._waiting[error.spent] >= BUDGET_WAITING_MAX
         wait_ms = max(error.until_ms - now_ms, 1.0)
         if error.until_ms > give_up_ms or not is_spent or too_many:
             # An item may come back `patience_ms` early and wait here for the rest; a user is asked

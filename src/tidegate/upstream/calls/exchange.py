@@ -235,9 +235,9 @@ class Exchange:
         if asking is None:
             return await self._under_permit(route, admission, shaped, total_s, self._open_once)
         if self._usage.takes(state) is not False:
-            wished = shaped._replace(body=asking.body, hides_usage=asking.is_extra)
+            wanted = shaped._replace(body=asking.body, hides_usage=asking.is_extra)
             try:
-                response = await self._under_permit(route, admission, wished, total_s, self._open_once)
+                response = await self._under_permit(route, admission, wanted, total_s, self._open_once)
             except UpstreamError as error:
                 if not self._usage.may_be_refused_for(state, error):
                     raise

@@ -116,7 +116,7 @@ def read_plain_answer(data: bytes, limits: HttpLimits) -> tuple[WholeHead, Whole
 
 
 Head = RawResponseMessage | WholeHead
-Body = aiohttp.StreamReader | WholeBody
+AnswerBody = aiohttp.StreamReader | WholeBody
 
 
 class _PollFd(ctypes.Structure):
@@ -191,7 +191,7 @@ class Connection(ResponseHandler):
             )
         super().data_received(data)
 
-    def answer(self) -> Coroutine[Any, Any, tuple[Head, Body]]:
+    def answer(self) -> Coroutine[Any, Any, tuple[Head, AnswerBody]]:
         """Wait for the head of the next answer; return it with the source of its body."""
         return self.read()
 

@@ -35,7 +35,7 @@ from tidegate.core.errors import UpstreamError
 from tidegate.core.ports import Clock
 from tidegate.upstream.http import classify
 from tidegate.upstream.http.connections import (
-    Body,
+    AnswerBody,
     Connection,
     Connections,
     ConnectionSlots,
@@ -527,7 +527,7 @@ class AiohttpTransport:
         request: UpstreamRequest,
         flight: InFlightCall,
         permit: SendPermit | None,
-    ) -> tuple[Head, Body]:
+    ) -> tuple[Head, AnswerBody]:
         """Write the request, and wait for the head of its answer."""
         connection.expect_answer(self.limits)
         assert connection.transport is not None

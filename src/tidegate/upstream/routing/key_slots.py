@@ -18,7 +18,7 @@ from tidegate.upstream.routing.slots import SlotDemand, Slots
 # Prefix that keeps these names apart from those of deployments and models.
 PREFIX = "parallel:"
 WAIT_S = 2.0
-WAITERS_MAX = 16
+WAITING_CALLS_MAX = 16
 AGAIN_MS = 250
 
 Wanted = tuple[tuple[str, int], ...]
@@ -99,7 +99,7 @@ class KeySlots:
         return None
 
     async def _wait(self, slots: _NamedSlots, end_s: float) -> None:
-        if len(slots.line) < WAITERS_MAX:
+        if len(slots.line) < WAITING_CALLS_MAX:
             turn = slots.line.join()
             try:
                 async with asyncio.timeout_at(end_s):

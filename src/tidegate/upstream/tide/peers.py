@@ -71,7 +71,7 @@ def decode_notice(text: str) -> Notice | None:
     return notice if sane else None
 
 
-class _Peer(msgspec.Struct):
+class _KnownPeer(msgspec.Struct):
     present: Present
     reported_ms: float
     noticed_ms: float | None = None
@@ -83,7 +83,7 @@ class Peers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, _KnownPeer] = {}
         # The number of other processes that send background calls there.
         self.workers = 0
         self._read_ms: float | None = None
@@ -95,7 +95,7 @@ class Peers:
         now_ms = self._read_ms = self._clock.monotonic_ms()
         before, self._peers = self._peers, {}
         for process, reported in rows.items():
-            peer = _Peer(reported.present, now_ms - reported.age_ms)
+            peer = _KnownPeer(reported.present, now_ms - reported.age_ms)
             old = before.get(process)
             if old is not None:
                 peer.noticed_ms, peer.users = old.noticed_ms, old.users
@@ -108,7 +108,7 @@ class Peers:
             # A process that sent a notice a moment ago, but is not in the store, is about to be
             # there.
             if process not in rows and old.noticed_ms is not None and now_ms - old.noticed_ms < REPORT_VALID_MS:
-                self._peers[process] = _Peer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
+                self._peers[process] = _KnownPeer(Present(has_gateway=True), old.noticed_ms, old.noticed_ms, old.users)
         self.workers = sum(peer.present.workers for peer in self._peers.values())
 
     def notice(self, process: str, users: Users) -> None:
@@ -118,7 +118,7 @@ class Peers:
         if peer is None:
             if len(self._peers) >= PEERS_MAX:
                 return
-            peer = self._peers[process] = _Peer(Present(has_gateway=True), now_ms)
+            peer = self._peers[process] = _KnownPeer(Present(has_gateway=True), now_ms)
         peer.noticed_ms, peer.users = now_ms, users
 
     @property

@@ -47,7 +47,7 @@ class TideLoop:
         self._reported_ms = 0.0
         self._is_reached = True
         self._looks: dict[DeploymentTide, asyncio.Task[None]] = {}
-        self._teller: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
         self._notices = notices if self._is_shared else None
         self._changed: set[str] = set()
         self._has_changed = asyncio.Event()
@@ -71,8 +71,8 @@ class TideLoop:
         for tide in self._tides.values():
             if tide not in self._looks:
                 self._looks[tide] = asyncio.create_task(self._run(tide.look))
-        if self._tides and self._teller is None and self._fleet is not None:
-            self._teller = asyncio.create_task(self._run(self._tell))
+        if self._tides and self._reporter is None and self._fleet is not None:
+            self._reporter = asyncio.create_task(self._run(self._report))
 
     def announce(self, deployment: str) -> None:
         """Notify other processes' workers at once that this process's interactive calls changed."""
@@ -110,7 +110,7 @@ class TideLoop:
                 tide.act()
 
     async def close(self) -> None:
-        more = [task for task in (self._teller, self._announcer) if task is not None]
+        more = [task for task in (self._reporter, self._announcer) if task is not None]
         tasks = [*self._looks.values(), *more, *self._leaving]
         for task in tasks:
             task.cancel()
@@ -125,7 +125,7 @@ class TideLoop:
                 # Without the engine's metrics the tide uses what it learned from its own calls.
                 log.error("tide_crashed", kind=type(error).__name__, why=str(error))
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         now_ms = self._clock.monotonic_ms()
         woke = any(name in self._silent and not tide.is_idle for name, tide in self._tides.items())
         if self._fleet is None or (now_ms - self._reported_ms < self._tell_ms and not woke):

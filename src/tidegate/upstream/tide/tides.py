@@ -24,7 +24,7 @@ from tidegate.core.schedule.reasons import Reason
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.engine_metrics import SGLANG, VLLM, MetricNames, Reading, metric_names, read, sample
 from tidegate.core.tide.prefill import PrefillRate
-from tidegate.core.tide.signals import Decision, Ended, EngineSample, Kind, Signals
+from tidegate.core.tide.signals import CallKind, Decision, Ended, EngineSample, Signals
 from tidegate.core.usage.estimate import PROMPT_BYTES_PER_TOKEN
 from tidegate.core.usage.inline_files import TEXT_BYTES_MAX, unread_bytes
 from tidegate.core.wording import in_words
@@ -57,7 +57,7 @@ class BackgroundFlight(msgspec.Struct, eq=False):
     prompt_tokens: int
     sent_ms: float
     hand_backs: int
-    kind: Kind
+    kind: CallKind
     # The fields below are set only where background work yields to users.
     ahead_tokens: int = 0
     task: "asyncio.Task[object] | None" = None
@@ -205,7 +205,7 @@ class DeploymentTide:
         return self._clock.monotonic_ms() - waiting.since_ms >= KEPT_FROM_MS
 
     def begin_flight(
-        self, key: str, body: bytes, now_ms: float, hand_backs: int = HAND_BACKS_MAX, kind: Kind = ("", "")
+        self, key: str, body: bytes, now_ms: float, hand_backs: int = HAND_BACKS_MAX, kind: CallKind = ("", "")
     ) -> BackgroundFlight:
         """Count a call that begins.
 

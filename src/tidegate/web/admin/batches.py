@@ -23,14 +23,14 @@ from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, text, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http.answers import json_answer, page_of
-from tidegate.web.http.routes import Guarded, Handler
+from tidegate.web.http.routes import Guarded, RouteHandler
 from tidegate.web.jobs.error_groups import ErrorReader
 from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.openai import schemas
 from tidegate.web.requests import requests
 from tidegate.web.requests.filter_requests import job_filter, job_sort
-from tidegate.web.requests.retry_requests import OperatorRetryWish, retry_choice
+from tidegate.web.requests.retry_requests import OperatorRetryRequest, retry_choice
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
@@ -156,7 +156,7 @@ class AdminBatchRoutes:
         job, _ = await job_named(self._store, request)
         return json_answer((await self._errors.groups_of(job)).shown(job.id))
 
-    def _doing(self, name: str) -> Handler:
+    def _doing(self, name: str) -> RouteHandler:
         async def do(request: Request, caller: Caller) -> Response:
             choice = await self._choice(request) if name == RETRY else None
             job, org = await job_named(self._store, request)
@@ -171,7 +171,7 @@ class AdminBatchRoutes:
 
     async def _choice(self, request: Request) -> RetryChoice:
         bytes_max = self._context.settings.limits.body_bytes_max
-        return retry_choice(await requests.optional_json_body(request, OperatorRetryWish, bytes_max))
+        return retry_choice(await requests.optional_json_body(request, OperatorRetryRequest, bytes_max))
 
 
 async def job_named(store: Store, request: Request) -> tuple[Job, str]:

@@ -17,13 +17,13 @@ from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import ApiProblem, LostRace, SettingsError
 from tidegate.core.nouns import Caller
 from tidegate.settings import Settings, deployments, resources
-from tidegate.settings.added import Added, DrainState, Kind, added, check, drain_state
+from tidegate.settings.added import Added, DrainState, EntryKind, added, check, drain_state
 from tidegate.store.fleet.routing import DEPLOYMENT, DRAIN_STATE, MODEL, RESOURCE, RoutingEntry, RoutingFull
 from tidegate.store.store import Store
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
 from tidegate.web.http.answers import json_answer
-from tidegate.web.http.routes import Guarded, Handler
+from tidegate.web.http.routes import Guarded, RouteHandler
 from tidegate.web.jobs.reported_health import reported_status, reported_troubles
 from tidegate.web.requests import requests
 
@@ -33,7 +33,7 @@ DRAIN, RESUME, REFRESH = STATE_VERBS = ("drain", "resume", "refresh")
 MODELS_SHOWN_MAX = 100
 
 
-class RoutingWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RoutingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The entry to add, change or remove.
 
     `set` has the fields of an entry under `models` or `resources`, for a model all but its
@@ -68,7 +68,7 @@ class RoutingShown(msgspec.Struct, frozen=True):
     new calls.
     """
 
-    kind: Kind
+    kind: EntryKind
     name: str
     origin: Literal["settings", "added"]
     model: str
@@ -177,34 +177,34 @@ class RoutingEditor:
         except LostRace:
             raise _changed_meanwhile(DEPLOYMENT, name) from None
 
-    async def do(self, trail: AuditTrail, verb: str, kind: str, wish: RoutingWish) -> RoutingDone:
+    async def do(self, trail: AuditTrail, verb: str, kind: str, wanted: RoutingRequest) -> RoutingDone:
         """Add, change or remove an entry, and note it."""
         verbs = {"add": self._add, "change": self._change, "remove": self._remove}
-        return await verbs[verb](trail.noting(f"{kind}.{verb}", kind, wish.name), kind, wish)
+        return await verbs[verb](trail.noting(f"{kind}.{verb}", kind, wanted.name), kind, wanted)
 
-    async def _add(self, noting: Store, kind: str, wish: RoutingWish) -> RoutingDone:
-        self._refuse_configured(kind, wish.name)
-        document = {name: value for name, value in wish.set.items() if value is not None}
-        return await self._write(noting, kind, wish.name, document, seen=0)
+    async def _add(self, noting: Store, kind: str, wanted: RoutingRequest) -> RoutingDone:
+        self._refuse_configured(kind, wanted.name)
+        document = {name: value for name, value in wanted.set.items() if value is not None}
+        return await self._write(noting, kind, wanted.name, document, seen=0)
 
-    async def _change(self, noting: Store, kind: str, wish: RoutingWish) -> RoutingDone:
-        self._refuse_configured(kind, wish.name)
-        entry = await self._entry(kind, wish.name)
-        document: dict[str, Any] = {**msgspec.json.decode(entry.document), **wish.set}
+    async def _change(self, noting: Store, kind: str, wanted: RoutingRequest) -> RoutingDone:
+        self._refuse_configured(kind, wanted.name)
+        entry = await self._entry(kind, wanted.name)
+        document: dict[str, Any] = {**msgspec.json.decode(entry.document), **wanted.set}
         document = {name: value for name, value in document.items() if value is not None}
-        seen = entry.revision if wish.revision is None else wish.revision
-        return await self._write(noting, kind, wish.name, document, seen=seen)
+        seen = entry.revision if wanted.revision is None else wanted.revision
+        return await self._write(noting, kind, wanted.name, document, seen=seen)
 
-    async def _remove(self, noting: Store, kind: str, wish: RoutingWish) -> RoutingDone:
-        entry = await self._entry(kind, wish.name)
-        if not wish.force:
-            await self._refuse_in_use(kind, wish.name)
-        seen = entry.revision if wish.revision is None else wish.revision
+    async def _remove(self, noting: Store, kind: str, wanted: RoutingRequest) -> RoutingDone:
+        entry = await self._entry(kind, wanted.name)
+        if not wanted.force:
+            await self._refuse_in_use(kind, wanted.name)
+        seen = entry.revision if wanted.revision is None else wanted.revision
         try:
-            await noting.drop_routing(kind, wish.name, seen)
+            await noting.drop_routing(kind, wanted.name, seen)
         except LostRace:
-            raise _changed_meanwhile(kind, wish.name) from None
-        return RoutingDone(wish.name, 0)
+            raise _changed_meanwhile(kind, wanted.name) from None
+        return RoutingDone(wanted.name, 0)
 
     async def _write(self, noting: Store, kind: str, name: str, document: dict[str, Any], *, seen: int) -> RoutingDone:
         try:
@@ -349,9 +349,9 @@ class DeploymentRoutes:
                 shown.append(one)
         return shown
 
-    async def do(self, trail: AuditTrail, verb: str, kind: str, wish: RoutingWish) -> RoutingDone:
+    async def do(self, trail: AuditTrail, verb: str, kind: str, wanted: RoutingRequest) -> RoutingDone:
         """Add, change or remove an entry; this process follows at once, the others within seconds."""
-        done = await self._editor.do(trail, verb, kind, wish)
+        done = await self._editor.do(trail, verb, kind, wanted)
         await self._follow()
         return done
 
@@ -379,7 +379,7 @@ class DeploymentRoutes:
         if self._live_config is not None:
             await self._live_config.look()
 
-    def _setting(self, verb: str) -> Handler:
+    def _setting(self, verb: str) -> RouteHandler:
         async def act(request: Request, caller: Caller) -> Response:
             name, trail = str(request.path_params["name"]), trail_of(self._context, request, caller)
             if verb == REFRESH:
@@ -388,17 +388,17 @@ class DeploymentRoutes:
 
         return act
 
-    def _listing(self, kind: str) -> Handler:
+    def _listing(self, kind: str) -> RouteHandler:
         async def show(request: Request, caller: Caller) -> Response:
             requests.refuse_unknown(request.query_params, ())
             return json_answer(RoutingList("list", await self.list(kind)))
 
         return show
 
-    def _doing(self, kind: str, verb: str) -> Handler:
+    def _doing(self, kind: str, verb: str) -> RouteHandler:
         async def do(request: Request, caller: Caller) -> Response:
-            wish = await requests.json_body(request, RoutingWish, self._body_bytes_max)
-            return json_answer(await self.do(trail_of(self._context, request, caller), verb, kind, wish))
+            wanted = await requests.json_body(request, RoutingRequest, self._body_bytes_max)
+            return json_answer(await self.do(trail_of(self._context, request, caller), verb, kind, wanted))
 
         return do
 
@@ -420,7 +420,7 @@ def _stored(entry: RoutingEntry, noun: Deployment | Resource | None, why: str) -
         document = msgspec.json.decode(entry.document, type=dict[str, Any])
     except msgspec.MsgspecError:
         document = {}
-    kind = msgspec.convert(entry.kind, Kind)
+    kind = msgspec.convert(entry.kind, EntryKind)
     plain = RoutingShown(
         kind, entry.name, "added", str(document.get("model", entry.name)), str(document.get("url", ""))
     )

@@ -18,6 +18,7 @@ from tidegate.core.deployments import Secret
 from tidegate.core.errors import ApiProblem, SettingsError
 from tidegate.core.nouns import DEFAULT_TENANT, Caller
 from tidegate.core.ports import Entropy
+from tidegate.settings.capacity import ParallelMax
 from tidegate.store.database.rows import limits_from
 from tidegate.store.store import Store
 from tidegate.store.tenants.keys import KeyRights
@@ -29,7 +30,7 @@ from tidegate.web.http.client_address import networks_of
 from tidegate.web.http.pepper import claim_pepper
 from tidegate.web.http.routes import Guarded
 from tidegate.web.requests import requests
-from tidegate.web.requests.limit_requests import KeyLimitAsks, job_limits
+from tidegate.web.requests.limit_requests import KeyRequestLimits, job_limits
 
 NAME_CHARS_MAX = 255
 MODELS_MAX = 1_000
@@ -41,10 +42,8 @@ LIST_COUNT_MAX = 100
 GRACE_MS = 86_400_000
 GRACE_MS_MAX = 90 * 86_400_000
 
-ParallelMax = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
-
-class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key to be made."""
 
     org: str
@@ -55,7 +54,7 @@ class KeyWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: list[str] = []
     expires_after_ms: int | None = None
     resources: list[str] = []
-    limits: KeyLimitAsks = []
+    limits: KeyRequestLimits = []
     parallel_max: ParallelMax = 0
     addresses: list[str] = []
     environments: list[str] = []
@@ -71,7 +70,7 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scopes: list[str] | None = None
     models: list[str] | None = None
     resources: list[str] | None = None
-    limits: KeyLimitAsks | None = None
+    limits: KeyRequestLimits | None = None
     expires_after_ms: int | None = None
     parallel_max: ParallelMax | None = None
     addresses: list[str] | None = None
@@ -112,22 +111,22 @@ class KeyRevoked(msgspec.Struct, frozen=True):
     revoked: bool
 
 
-def check_wish(wish: KeyWish) -> None:
+def check_key_request(wanted: KeyRequest) -> None:
     """Refuse names that are empty, too long or invisible, and scopes that do not exist."""
-    for name, text in (("org", wish.org), ("team", wish.team), ("user", wish.user)):
+    for name, text in (("org", wanted.org), ("team", wanted.team), ("user", wanted.user)):
         if text is not None and not _is_name(text):
             raise _bad(name, f"`{name}` needs 1 to {NAME_CHARS_MAX} printable characters, without spaces around them.")
-    if wish.label and not _is_name(wish.label):
+    if wanted.label and not _is_name(wanted.label):
         raise _bad("label", f"`label` may have {NAME_CHARS_MAX} printable characters.")
     check_change(
         KeyChange(
-            wish.scopes or None,
-            wish.models,
-            wish.resources,
-            wish.limits,
-            wish.expires_after_ms,
-            addresses=wish.addresses,
-            environments=wish.environments,
+            wanted.scopes or None,
+            wanted.models,
+            wanted.resources,
+            wanted.limits,
+            wanted.expires_after_ms,
+            addresses=wanted.addresses,
+            environments=wanted.environments,
         )
     )
 
@@ -168,27 +167,27 @@ def check_change(change: KeyChange) -> None:
         raise _bad("scopes", f"{error}.") from None
 
 
-async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wish: KeyWish) -> KeyMade:
+async def make_key(trail: AuditTrail, entropy: Entropy, pepper: bytes, wanted: KeyRequest) -> KeyMade:
     """Make a key, store its keyed hash, and return its text."""
-    check_wish(wish)
+    check_key_request(wanted)
     made = keys.make(entropy.token_bytes(keys.RANDOM_BYTES))
     store = trail.noting("key.create", "key", made.public_id)
     await _claim_pepper(store, pepper)
-    tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), wish.org)
-    after_ms = wish.expires_after_ms
+    tenant_id = await store.put_tenant(ids.make("tenant", entropy.token_bytes(ids.RANDOM_BYTES)), wanted.org)
+    after_ms = wanted.expires_after_ms
     await store.put_key(
-        Caller(tenant_id, made.public_id, wish.team, wish.user),
+        Caller(tenant_id, made.public_id, wanted.team, wanted.user),
         keys.keyed_hash(pepper, made.text.reveal()),
-        wish.label,
+        wanted.label,
         KeyRights(
-            scopes=SCOPES.text(wish.scopes),
-            models=keys.models_text(wish.models),
-            resources=keys.models_text(wish.resources),
-            limits=job_limits(wish.limits),
+            scopes=SCOPES.text(wanted.scopes),
+            models=keys.models_text(wanted.models),
+            resources=keys.models_text(wanted.resources),
+            limits=job_limits(wanted.limits),
             expires_at=None if after_ms is None else await store.now_ms() + after_ms,
-            parallel_max=wish.parallel_max,
-            addresses=keys.addresses_text(wish.addresses),
-            environments=keys.models_text(wish.environments),
+            parallel_max=wanted.parallel_max,
+            addresses=keys.addresses_text(wanted.addresses),
+            environments=keys.models_text(wanted.environments),
         ),
     )
     return KeyMade(made.public_id, made.text.reveal())
@@ -334,9 +333,9 @@ class KeyRoutes:
         return json_answer(page_of(shown, [one.id for one in shown], has_more=len(found) > count))
 
     async def create_key(self, request: Request, caller: Caller) -> Response:
-        wish = await requests.json_body(request, KeyWish, self._body_bytes_max)
+        wanted = await requests.json_body(request, KeyRequest, self._body_bytes_max)
         trail = trail_of(self._context, request, caller)
-        return json_answer(await make_key(trail, self._context.entropy, self._context.pepper, wish))
+        return json_answer(await make_key(trail, self._context.entropy, self._context.pepper, wanted))
 
     async def change_key(self, request: Request, caller: Caller) -> Response:
         change = await requests.json_body(request, KeyChange, self._body_bytes_max)

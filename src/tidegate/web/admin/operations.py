@@ -28,8 +28,8 @@ from tidegate.web.requests.filter_requests import job_filter
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
-Action = Literal["pause", "resume", "cancel", "retry", "requeue", "fail", "retry_finalization", "abandon"]
-ACTIONS: tuple[str, ...] = get_args(Action)
+OperationAction = Literal["pause", "resume", "cancel", "retry", "requeue", "fail", "retry_finalization", "abandon"]
+ACTIONS: tuple[str, ...] = get_args(OperationAction)
 
 
 class OperationFilter(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -48,13 +48,13 @@ class OperationFilter(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     q: str | None = None
 
 
-class OperationWish(msgspec.Struct, forbid_unknown_fields=True):
+class OperationRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The action, and the filter of its batches.
 
     With `dry_run` nothing is changed, and the answer shows what would be.
     """
 
-    action: Action
+    action: OperationAction
     filter: OperationFilter
     dry_run: bool = False
 
@@ -158,9 +158,9 @@ class OperationRoutes:
         ]
 
     async def create(self, request: Request, caller: Caller) -> Response:
-        wish = await requests.json_body(request, OperationWish, self._body_bytes_max)
-        scope = scope_of(wish.action, _query(wish.filter))
-        if wish.dry_run:
+        wanted = await requests.json_body(request, OperationRequest, self._body_bytes_max)
+        scope = scope_of(wanted.action, _query(wanted.filter))
+        if wanted.dry_run:
             return json_answer(await self._desk.impact(scope))
         return json_answer(await self._desk.make(trail_of(self._context, request, caller), scope))
 

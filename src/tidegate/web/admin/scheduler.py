@@ -14,7 +14,7 @@ from tidegate.core.nouns import Caller
 from tidegate.core.schedule.policy import ModeOverride
 from tidegate.settings import Settings, schedule_policy, switched
 from tidegate.settings.policy import NO_SHADOW
-from tidegate.settings.scheduling import Mode, ShadowMode
+from tidegate.settings.scheduling import ModeName, ShadowMode
 from tidegate.store.fleet.mode_overrides import MODE
 from tidegate.web.admin.audit import READ, WRITE, AuditTrail, trail_of
 from tidegate.web.context import WebContext
@@ -26,13 +26,13 @@ CONFIGURED = "configured"
 _PATH = "/admin/v1/scheduler"
 
 
-class SchedulerWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SchedulerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The modes to switch.
 
     A mode that is left out stays; `configured` returns to that of the settings.
     """
 
-    mode: Mode | Literal["configured"] | None = None
+    mode: ModeName | Literal["configured"] | None = None
     shadow_mode: ShadowMode | Literal["configured"] | None = None
 
 
@@ -62,10 +62,10 @@ def status_of(settings: Settings, override: ModeOverride) -> SchedulerStatus:
     )
 
 
-async def override_mode(trail: AuditTrail, wish: SchedulerWish) -> ModeOverride:
+async def override_mode(trail: AuditTrail, wanted: SchedulerRequest) -> ModeOverride:
     """Switch the modes. Asking twice changes nothing."""
     store = trail.noting("scheduler.mode", "scheduler", MODE)
-    mode, shadow_mode = ("" if one == CONFIGURED else one for one in (wish.mode, wish.shadow_mode))
+    mode, shadow_mode = ("" if one == CONFIGURED else one for one in (wanted.mode, wanted.shadow_mode))
     return await store.override_mode(mode, shadow_mode)
 
 
@@ -85,8 +85,8 @@ class SchedulerRoutes:
         return json_answer(self._counted(await self._store.mode_override()))
 
     async def set(self, request: Request, caller: Caller) -> Response:
-        wish = await requests.json_body(request, SchedulerWish, self._settings.limits.body_bytes_max)
-        return json_answer(self._counted(await override_mode(trail_of(self._context, request, caller), wish)))
+        wanted = await requests.json_body(request, SchedulerRequest, self._settings.limits.body_bytes_max)
+        return json_answer(self._counted(await override_mode(trail_of(self._context, request, caller), wanted)))
 
     def _counted(self, override: ModeOverride) -> SchedulerStatus:
         return msgspec.structs.replace(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tidegate.core.ports import Blobs
     from tidegate.core.webhooks import EventBodies
     from tidegate.store.store import Store
-    from tidegate.web.http.operations import Operations
+    from tidegate.web.http.operations import OperationTable
     from tidegate.web.http.problems import ErrorShape
     from tidegate.web.http.routes import Guarded
 
@@ -26,7 +26,7 @@ class CompletionBatchDoor(FrontDoor):
 
         return CompletionBatchRoutes(parts).routes()
 
-    def operations(self) -> "Operations":
+    def operations(self) -> "OperationTable":
         from tidegate.web.completion_batch.shapes import BatchEntity, ItemEntity
         from tidegate.web.http.operations import Operation
 

@@ -12,7 +12,7 @@ from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import JobWebhook
 from tidegate.core.webhooks import EVENT_TYPES
 from tidegate.web.completion_batch.paths import DOOR
-from tidegate.web.requests.limit_requests import LIMITS_MAX, Count, LimitAsk, job_limits
+from tidegate.web.requests.limit_requests import LIMITS_MAX, LimitCount, LimitFields, job_limits
 from tidegate.web.requests.webhook_requests import check_url
 
 T = TypeVar("T")
@@ -25,17 +25,17 @@ ITEM_EVENTS = ("item.running", "item.completed", "item.failed", "item.cancelled"
 _EVENTS = {"item_update": ITEM_EVENTS, "batch_update": EVENT_TYPES, "all": (*ITEM_EVENTS, *EVENT_TYPES)}
 
 
-class CapacityAsk(msgspec.Struct, forbid_unknown_fields=True):
+class CapacityFields(msgspec.Struct, forbid_unknown_fields=True):
     """A capacity that a create asks for: at most so many requests and tokens in one period."""
 
     period: str
-    requests: Count | None = None
-    tokens: Count | None = None
+    requests: LimitCount | None = None
+    tokens: LimitCount | None = None
     enabled: bool = True
     dimension: object = None
 
 
-class CallbackAsk(msgspec.Struct, forbid_unknown_fields=True):
+class CallbackFields(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     events: list[str]
     headers: dict[str, str] = {}
@@ -60,11 +60,11 @@ def read_options(fields: dict[str, Raw], rules: TargetRules) -> CreateOptions:
     if "capacity" in fields:
         asked = f"a list of at most {LIMITS_MAX} objects with a period, and requests, tokens or both"
         capacity = _read(
-            fields["capacity"], Annotated[list[CapacityAsk], Meta(max_length=LIMITS_MAX)] | None, "capacity", asked
+            fields["capacity"], Annotated[list[CapacityFields], Meta(max_length=LIMITS_MAX)] | None, "capacity", asked
         )
     if capacity and any(one.dimension is not None for one in capacity):
         raise _bad("capacity", "`capacity` may have no `dimension`: a batch comes from one place.")
-    limits = [LimitAsk(one.period, one.requests, one.tokens, one.enabled) for one in capacity or ()]
+    limits = [LimitFields(one.period, one.requests, one.tokens, one.enabled) for one in capacity or ()]
     callback = _callback(fields, kind, rules)
     shown = None
     if capacity is not None:
@@ -80,14 +80,14 @@ def read_options(fields: dict[str, Raw], rules: TargetRules) -> CreateOptions:
     return CreateOptions(kind, job_limits(limits, "capacity"), shown, webhook, callback.events if callback else [])
 
 
-def _callback(fields: dict[str, Raw], kind: str, rules: TargetRules) -> CallbackAsk | None:
+def _callback(fields: dict[str, Raw], kind: str, rules: TargetRules) -> CallbackFields | None:
     raw = fields.get("callbackOptions", Raw(b"null"))
     if kind != CALLBACK:
         if bytes(raw) != b"null":
             raise _bad("callbackOptions", "`callbackOptions` needs the type CALLBACK.")
         return None
-    ask: CallbackAsk = _read(
-        raw, CallbackAsk, "callbackOptions", "an object with `url` and `events`, and `headers` if you like"
+    ask: CallbackFields = _read(
+        raw, CallbackFields, "callbackOptions", "an object with `url` and `events`, and `headers` if you like"
     )
     check_url(ask.url, rules, "callbackOptions.url")
     if not ask.events or any(one not in _EVENTS for one in ask.events):

@@ -110,7 +110,7 @@ class CreationPages:
         requests.refuse_unknown(request.query_params, ("file", *FIELDS))
         asked = _asked(request.query_params)
         caller = await self._caller(asked["org"])
-        wanted = job_request(_wish(asked), self._context.settings)
+        wanted = job_request(_wanted(asked), self._context.settings)
         found = validation(await self._validation.validate(caller, wanted))
         file = await self._store.get_file(caller.tenant_id, asked["file"])
         return page(
@@ -127,7 +127,7 @@ class CreationPages:
         form = await self._guard.form(request, visitor)
         asked = _asked(QueryParams([(name, value) for name, value in form.items() if name != "csrf"]))
         caller = await self._caller(asked["org"])
-        wanted = job_request(_wish(asked), self._context.settings)
+        wanted = job_request(_wanted(asked), self._context.settings)
         noting = self._guard.trail(visitor).noting("batch.create", "input", wanted.input_file_id)
         job, _ = await JobCreation(self._context, self._reception(noting)).create(caller, wanted, None)
         return RedirectResponse(f"/console/batches/{job.id}", 303)
@@ -165,7 +165,7 @@ def _asked(query: QueryParams) -> dict[str, str]:
     return asked
 
 
-def _wish(asked: dict[str, str]) -> BatchCreate:
+def _wanted(asked: dict[str, str]) -> BatchCreate:
     """Return a form as the body of the API, so that the same rules hold for both."""
     body: dict[str, Any] = {name: asked[name].strip() for name in TEXTS if asked[name].strip()}
     body |= {"input_file_id": asked["file"], "ordered": bool(asked["ordered"])}

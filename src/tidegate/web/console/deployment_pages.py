@@ -17,8 +17,8 @@ from tidegate.web.admin.deployments import (
     STATE_VERBS,
     DeploymentRefreshed,
     DeploymentRoutes,
+    RoutingRequest,
     RoutingShown,
-    RoutingWish,
 )
 from tidegate.web.admin.overview import Overviews
 from tidegate.web.console.guard import ConsoleGuard
@@ -72,7 +72,7 @@ class DeploymentPages:
             view = await self._list(visitor, await self._deployments.refresh(trail, name))
             return page(view.template, live_url=LIST_PATH, **view.values)
         if verb == "remove":
-            await self._deployments.do(trail, verb, DEPLOYMENT, RoutingWish(name))
+            await self._deployments.do(trail, verb, DEPLOYMENT, RoutingRequest(name))
         else:
             await self._deployments.set_state(trail, verb, name)
         return RedirectResponse(LIST_PATH, 303)
@@ -100,9 +100,9 @@ class DeploymentPages:
                 # Fields that the form leaves out are removed.
                 fields = dict.fromkeys(found.document) | fields
             revision = int(seen) if seen.isdecimal() and len(seen) < 16 else None
-            wish = RoutingWish(name, fields, revision)
+            wanted = RoutingRequest(name, fields, revision)
             verb = "change" if seen else "add"
-            await self._deployments.do(self._guard.trail(visitor), verb, DEPLOYMENT, wish)
+            await self._deployments.do(self._guard.trail(visitor), verb, DEPLOYMENT, wanted)
         except ApiProblem as problem:
             return _form(visitor, found, form, problem)
         return RedirectResponse(LIST_PATH, 303)

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from tidegate.core.errors import ApiProblem, TidegateError
 from tidegate.web.admin.audit import AuditTrail
-from tidegate.web.console.live_pages import MEDIA_TYPE, LivePage, LivePages, Look
+from tidegate.web.console.live_pages import MEDIA_TYPE, LiveContent, LivePage, LivePages
 from tidegate.web.console.session import Sessions, Visitor, form_of
 from tidegate.web.context import WebContext
 from tidegate.web.http import problems
@@ -20,7 +20,7 @@ SIGN_IN = "/console/sign-in"
 HSTS = {"Strict-Transport-Security": "max-age=31536000"}
 
 Show = Callable[[Request, Visitor], Awaitable[Response]]
-Answer = Callable[[Request], Awaitable[Response]]
+PageHandler = Callable[[Request], Awaitable[Response]]
 
 
 class ConsoleGuard:
@@ -36,12 +36,12 @@ class ConsoleGuard:
             *(self.route(f"/console{path}", self._shown(show), "POST") for path, show in changes.items()),
         ]
 
-    def live_routes(self, looks: Mapping[str, tuple[Look, int]]) -> list[Route]:
+    def live_routes(self, looks: Mapping[str, tuple[LiveContent, int]]) -> list[Route]:
         """Return routes to live pages with the seconds between looks, by path below /console."""
         pages = {path: LivePage(look, every_s) for path, (look, every_s) in looks.items()}
         return [self.route(f"/console{path}", self._live(one), "GET") for path, one in pages.items()]
 
-    def route(self, path: str, show: Answer, method: str) -> Route:
+    def route(self, path: str, show: PageHandler, method: str) -> Route:
         """Return a route that makes a browser on HTTPS use only HTTPS from then on."""
 
         async def answer(request: Request) -> Response:
@@ -74,7 +74,7 @@ class ConsoleGuard:
         context = self._context
         return AuditTrail(context.store, context.entropy, f"key:{visitor.key_id}", visitor.address or None)
 
-    def _live(self, live: LivePage) -> Answer:
+    def _live(self, live: LivePage) -> PageHandler:
         """Show a page, or its events if its script asks the same address for them."""
 
         async def show(request: Request, visitor: Visitor) -> Response:
@@ -92,7 +92,7 @@ class ConsoleGuard:
 
         return answer
 
-    def _shown(self, show: Show) -> Answer:
+    def _shown(self, show: Show) -> PageHandler:
         """Show a page to a visitor who may see it; a refusal is a page too."""
 
         async def answer(request: Request) -> Response:

@@ -48,13 +48,13 @@ class LiveView(msgspec.Struct, frozen=True):
     is_over: bool = False
 
 
-Look = Callable[[Request, Visitor], Awaitable[LiveView]]
+LiveContent = Callable[[Request, Visitor], Awaitable[LiveView]]
 
 
 class LivePage(msgspec.Struct, frozen=True):
     """The function that looks at a page's content, and the seconds between its looks."""
 
-    look: Look
+    look: LiveContent
     every_s: int
 
 

@@ -13,7 +13,7 @@ from tidegate.core.keys import PUBLIC_ID
 from tidegate.core.nouns import Caller
 from tidegate.core.usage import spending
 from tidegate.core.usage.spending import SpendEntry
-from tidegate.web.admin.keys import KeyMade, KeyWish, key_shown, make_key, revoke_key
+from tidegate.web.admin.keys import KeyMade, KeyRequest, key_shown, make_key, revoke_key
 from tidegate.web.console.guard import ConsoleGuard
 from tidegate.web.console.session import Visitor
 from tidegate.web.context import WebContext
@@ -76,8 +76,8 @@ class OrgPages:
         scope = form.get("scope", "")
         if scope not in SCOPE_CHOICES:
             raise ApiProblem(400, "invalid_parameter", "There is no such choice of scopes.", param="scope")
-        wish = KeyWish(org=name, label=form.get("label", "").strip(), scopes=[scope] if scope else [])
-        made = await make_key(self._guard.trail(visitor), self._context.entropy, self._context.pepper, wish)
+        wanted = KeyRequest(org=name, label=form.get("label", "").strip(), scopes=[scope] if scope else [])
+        made = await make_key(self._guard.trail(visitor), self._context.entropy, self._context.pepper, wanted)
         return await self._org(request, visitor, made)
 
     async def revoke(self, request: Request, visitor: Visitor) -> Response:

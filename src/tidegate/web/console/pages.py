@@ -41,7 +41,7 @@ from tidegate.web.jobs.explanation import Explainer
 from tidegate.web.jobs.forecast import Forecaster
 from tidegate.web.requests import requests
 from tidegate.web.requests.filter_requests import FILTERS, job_filter, job_sort
-from tidegate.web.requests.retry_requests import OperatorRetryWish, retry_choice
+from tidegate.web.requests.retry_requests import OperatorRetryRequest, retry_choice
 from tidegate.web.webhooks.webhooks import delivery_object, delivery_parts
 
 LIST_COUNT = 50
@@ -194,8 +194,8 @@ class ConsolePages:
         action = str(request.path_params["action"])
         if action == RETRY:
             asked = {name: [form[name]] for name in ("codes", "kinds") if form.get(name)}
-            wish = requests.decoded(msgspec.json.encode(asked), OperatorRetryWish)
-            made = await self._actions.retry(self._guard.trail(visitor), job, retry_choice(wish))
+            wanted = requests.decoded(msgspec.json.encode(asked), OperatorRetryRequest)
+            made = await self._actions.retry(self._guard.trail(visitor), job, retry_choice(wanted))
             return RedirectResponse(f"/console/batches/{made.id}", 303)
         if action not in self._actions.names():
             raise ApiProblem(404, "unknown_url", "There is no such action.")

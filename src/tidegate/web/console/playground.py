@@ -54,9 +54,9 @@ class PlaygroundPages:
 
     async def _answer(self, request: Request, visitor: Visitor, body: bytes) -> "PlaygroundAnswer":
         assert visitor.holder is not None  # the guard takes forms only from visitors with a key
-        wish = read_interactive_request(body, ENDPOINT, self._context.settings.limits.json_depth_max)
-        await self._guard.trail(visitor).note_read("playground.call", "model", wish.model, {"model": wish.model})
-        response = await self._gateway.answer(ENDPOINT, request, wish, visitor.holder)
+        wanted = read_interactive_request(body, ENDPOINT, self._context.settings.limits.json_depth_max)
+        await self._guard.trail(visitor).note_read("playground.call", "model", wanted.model, {"model": wanted.model})
+        response = await self._gateway.answer(ENDPOINT, request, wanted, visitor.holder)
         status, parts = 0, bytearray()
 
         async def collect(message: Message) -> None:

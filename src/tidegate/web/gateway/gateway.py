@@ -27,7 +27,7 @@ from tidegate.upstream.calls.translation import MESSAGES
 from tidegate.web.background.routes import BackgroundRoutes
 from tidegate.web.context import WebContext
 from tidegate.web.gateway.dialects import Dialect
-from tidegate.web.gateway.guarding import guarded_answer, guarded_stream, guarded_wish
+from tidegate.web.gateway.guarding import guarded_answer, guarded_request, guarded_stream
 from tidegate.web.gateway.interactive_request import INTERACTIVE_AFTER, InteractiveRequest, interactive_request_of
 from tidegate.web.gateway.proxy_response import ProxyResponse
 from tidegate.web.http.rate_limits import LIMIT_HEADERS, Headers, limit_headers
@@ -69,23 +69,23 @@ class GatewayRoutes:
 
         `endpoint` is the path of the route, and also of the upstream call.
         """
-        wish = await interactive_request_of(
+        wanted = await interactive_request_of(
             request, endpoint, self._gateway.body_bytes_max, self._limits.json_depth_max
         )
-        return await self.answer(endpoint, request, wish, caller)
+        return await self.answer(endpoint, request, wanted, caller)
 
-    async def answer(self, endpoint: str, request: Request, wish: InteractiveRequest, caller: Caller) -> Response:
+    async def answer(self, endpoint: str, request: Request, wanted: InteractiveRequest, caller: Caller) -> Response:
         """Answer a call whose body is already read."""
-        self._check_model(wish, caller)
-        await self._check_fields(wish)
-        if wish.is_background:
-            return await self._background.create(request, caller, wish.body, wish.interactive_after_s)
+        self._check_model(wanted, caller)
+        await self._check_fields(wanted)
+        if wanted.is_background:
+            return await self._background.create(request, caller, wanted.body, wanted.interactive_after_s)
         tenant = await self._tenant(caller)
-        guard = self._guards.of(tenant, caller.key_id, wish.model) if self._guards.rules else None
+        guard = self._guards.of(tenant, caller.key_id, wanted.model) if self._guards.rules else None
         judged = judge_stream = None
         if guard is not None:
-            about = About(endpoint, wish.model, tenant, caller.key_id or "", caller.user or "")
-            wish = await guarded_wish(guard, about, wish)
+            about = About(endpoint, wanted.model, tenant, caller.key_id or "", caller.user or "")
+            wanted = await guarded_request(guard, about, wanted)
             judged = functools.partial(guarded_answer, guard, about)
             judge_stream = functools.partial(guarded_stream, guard, about) if guard.holds_streams else None
         clock, router = self._context.clock, self._context.router
@@ -94,13 +94,13 @@ class GatewayRoutes:
         if budgets:
             request.scope[LIMIT_HEADERS] = functools.partial(_known_limits, router, budgets)
         betas = anthropic_betas(request) if "anthropic-beta" in request.headers else ""
-        dialect = Dialect(endpoint, wish.body, clock.now_ms() // 1000, betas)
+        dialect = Dialect(endpoint, wanted.body, clock.now_ms() // 1000, betas)
         call = Call(
             job_id="",
             number=0,
             endpoint=endpoint,
-            model=wish.model,
-            body=wish.body,
+            model=wanted.model,
+            body=wanted.body,
             idempotency_key=request_id,
             deadline_ms=clock.monotonic_ms() + DEADLINE_MS,
             budgets=budgets,
@@ -109,17 +109,17 @@ class GatewayRoutes:
             models=caller.models,
         )
         book = self._context.book
-        on_usage = None if book is None else functools.partial(book.add, caller, wish.model)
+        on_usage = None if book is None else functools.partial(book.add, caller, wanted.model)
         traffic = Traffic(
             dialect.shape,
-            wish.is_stream,
-            self._gateway.flex_wait_s if wish.is_flex else 0.0,
+            wanted.is_stream,
+            self._gateway.flex_wait_s if wanted.is_flex else 0.0,
             on_usage,
             # Without keys there is only one tenant, so slots need no sharing.
             caller.tenant_id if caller.key_id is not None else "",
         )
         opened = functools.partial(router.open, call, traffic)
-        return ProxyResponse(opened, dialect, clock, wish.model, request_id, judged, judge_stream)
+        return ProxyResponse(opened, dialect, clock, wanted.model, request_id, judged, judge_stream)
 
     def _bounds(self, tenant: str, caller: Caller) -> tuple[tuple[Budget, ...], tuple[tuple[str, int], ...]]:
         """Return the budgets that bind a caller's calls, and the most open calls for each name that
@@ -133,42 +133,42 @@ class GatewayRoutes:
             budgets = with_limits(budgets, LimitBound.KEY, caller.key_id or "", caller.limits)
         return budgets, policy.parallel(caller.tenant_id, caller.user, caller.key_id, caller.parallel_max)
 
-    def _check_model(self, wish: InteractiveRequest, caller: Caller) -> None:
+    def _check_model(self, wanted: InteractiveRequest, caller: Caller) -> None:
         is_bound = caller.models or caller.resources
-        if is_bound and not allows(caller.models, caller.resources, wish.model, self._model_of):
+        if is_bound and not allows(caller.models, caller.resources, wanted.model, self._model_of):
             message = "This key does not allow the model: name one that it allows, or use another key."
             raise ApiProblem(404, "model_not_found", message, param="model")
         router = self._context.router
-        takes_interactive = router.takes_interactive(wish.model)
-        if takes_interactive and not (wish.is_background or wish.is_flex):
+        takes_interactive = router.takes_interactive(wanted.model)
+        if takes_interactive and not (wanted.is_background or wanted.is_flex):
             return
-        takes_background = router.knows(wish.model)
-        is_taken = takes_background if wish.is_background else wish.is_flex and router.takes_flex(wish.model)
-        if wish.interactive_after_s is not None and takes_background and not takes_interactive:
+        takes_background = router.knows(wanted.model)
+        is_taken = takes_background if wanted.is_background else wanted.is_flex and router.takes_flex(wanted.model)
+        if wanted.interactive_after_s is not None and takes_background and not takes_interactive:
             message = f"No deployment of this model takes interactive calls: leave `{INTERACTIVE_AFTER}` out."
             raise ApiProblem(400, "model_batch_only", message, param=INTERACTIVE_AFTER)
         if is_taken:
             return
         if takes_interactive:
-            param = "background" if wish.is_background else "service_tier"
+            param = "background" if wanted.is_background else "service_tier"
             lacking = "takes batch work but through a queue" if takes_background else "takes batch work"
             message = f"No deployment of this model {lacking}, in whose gaps this would be served: leave `{param}` out."
             raise ApiProblem(400, "model_interactive_only", message, param=param)
         if takes_background:
             message = "This model is served through a queue, to batches only: send a batch."
-            if router.takes_flex(wish.model):
+            if router.takes_flex(wanted.model):
                 message = 'This model is served to batches only: send a batch, or set `service_tier` to "flex".'
             raise ApiProblem(400, "model_batch_only", message, param="model")
         message = "The model does not exist here: GET /v1/models lists those that do."
-        if not wish.names_model:
-            message = f"`model` was left out, which means {wish.model}, and that model does not exist here: name one of GET /v1/models."
+        if not wanted.names_model:
+            message = f"`model` was left out, which means {wanted.model}, and that model does not exist here: name one of GET /v1/models."
         raise ApiProblem(404, "model_not_found", message, param="model")
 
-    async def _check_fields(self, wish: InteractiveRequest) -> None:
+    async def _check_fields(self, wanted: InteractiveRequest) -> None:
         """Refuse fields that the caller may not set. Hooks run later, and may add them."""
-        if wish.is_plain:
+        if wanted.is_plain:
             return
-        if (fault := await look_closely(wish.body, rules_for(self._fields_of, wish.model))) is not None:
+        if (fault := await look_closely(wanted.body, rules_for(self._fields_of, wanted.model))) is not None:
             raise ApiProblem(400, fault.code, fault.message, param=fault.param or None)
 
     async def _tenant(self, caller: Caller) -> str:

@@ -22,16 +22,16 @@ from tidegate.web.gateway.interactive_request import InteractiveRequest
 from tidegate.web.gateway.proxy_response import read_rest
 
 
-async def guarded_wish(guard: Guard, about: About, wish: InteractiveRequest) -> InteractiveRequest:
+async def guarded_request(guard: Guard, about: About, wanted: InteractiveRequest) -> InteractiveRequest:
     """Return the request as the rules let it be sent."""
-    if wish.is_stream and guard.refuses_streams:
+    if wanted.is_stream and guard.refuses_streams:
         raise ApiProblem(
             400,
             "stream_not_allowed",
             "Answers of this model are checked as a whole before they are handed on: send the request without `stream`.",
             param="stream",
         )
-    return wish._replace(body=_passed(await guard.before(wish.body, lambda: about), about.endpoint))
+    return wanted._replace(body=_passed(await guard.before(wanted.body, lambda: about), about.endpoint))
 
 
 async def guarded_answer(guard: Guard, about: About, body: bytes) -> bytes:

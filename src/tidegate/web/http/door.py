@@ -15,7 +15,7 @@ from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.core.ports import Clock, Entropy
 from tidegate.web.http import problems
-from tidegate.web.http.inbound import Peer
+from tidegate.web.http.inbound import ClientAddress
 from tidegate.web.http.intake import BodyRoom, Intake, KeyCut
 from tidegate.web.http.rate_limits import LIMIT_HEADERS
 
@@ -74,7 +74,7 @@ class RequestDoor:
         self._room = room
         self._clock = clock
         self._entropy = entropy
-        self.busy: set[Peer] = set()
+        self.busy: set[ClientAddress] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -218,7 +218,7 @@ class PlainDoor:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self.busy: set[Peer] = set()
+        self.busy: set[ClientAddress] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.busy.add(scope["client"])

@@ -55,14 +55,14 @@ _OPEN_STATES = (1, 8)
 _ABORT_ON_CLOSE = struct.pack("ii", 1, 0)
 
 # A client's address and port, as the server writes them.
-Peer = tuple[str, str]
+ClientAddress = tuple[str, str]
 
 
 class ListenedApp(Protocol):
     """The ASGI app that a port serves."""
 
     @property
-    def busy(self) -> Collection[Peer]:
+    def busy(self) -> Collection[ClientAddress]:
         """Return the clients that have a request under way. A connection has one at a time."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, /) -> None:
@@ -83,7 +83,7 @@ class InboundConnection(msgspec.Struct):
     `slow_since_s` is when its client began not to keep up.
     """
 
-    peer: Peer
+    peer: ClientAddress
     busy_at_s: float
     slow_since_s: float | None = None
     slow_from_bytes: int = 0
@@ -117,7 +117,7 @@ class InboundConnection(msgspec.Struct):
 
 
 class InboundConnections:
-    def __init__(self, port: int, count_max: int, timeout_s: float, busy: Collection[Peer]) -> None:
+    def __init__(self, port: int, count_max: int, timeout_s: float, busy: Collection[ClientAddress]) -> None:
         """Create the watch.
 
         `timeout_s` is how long a client may take nothing of an answer. `busy` has the clients with
@@ -264,7 +264,7 @@ def _close(found: socket.socket, *, abort: bool) -> None:
         found.shutdown(socket.SHUT_RDWR)
 
 
-def _peer(host: str, port: int) -> Peer:
+def _peer(host: str, port: int) -> ClientAddress:
     """Return a client's address as the server writes it: the port as text, where the kernel writes
     a number.
     """

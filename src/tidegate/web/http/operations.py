@@ -24,4 +24,4 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 # By method and path.
-Operations = Mapping[tuple[str, str], Operation]
+OperationTable = Mapping[tuple[str, str], Operation]

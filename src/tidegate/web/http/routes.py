@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from tidegate.core.nouns import Caller
 
-Handler = Callable[[Request, Caller], Awaitable[Response]]
+RouteHandler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Guarded(msgspec.Struct, frozen=True):
@@ -20,5 +20,5 @@ class Guarded(msgspec.Struct, frozen=True):
     method: str
     path: str
     scope: str
-    handler: Handler
+    handler: RouteHandler
     makes_work: bool = False

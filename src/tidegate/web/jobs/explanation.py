@@ -40,7 +40,7 @@ JOBS_MAX = 2_000
 # The reports about tides that are shown; further processes report much the same.
 TIDES_MAX = 8
 
-Places = tuple[list[Deployment], list[Resource]]
+RoutingEntries = tuple[list[Deployment], list[Resource]]
 Bindings = dict[str, list[tuple[Budget, ...]]]
 
 
@@ -72,7 +72,7 @@ class Explainer:
         blobs: Blobs,
         settings: Callable[[], Settings],
         router: Router,
-        elsewhere: Places | None = None,
+        elsewhere: RoutingEntries | None = None,
     ) -> None:
         self._store = store
         self._blobs = blobs
@@ -104,18 +104,18 @@ class Explainer:
         if outlook is None or not outlook.models:
             return inputs
         settings = self._read_settings()
-        places = await self._places(settings)
+        routing = await self._routing_entries(settings)
         bound = await self._bound(settings, job, [one.model for one in outlook.models])
         spent, waits_ms = await self._spent(job, bound)
         least_ms = await self._least_ms(job, bound, waits_ms)
         forecasts = await self._forecasts(settings, job, outlook, least_ms)
         models = [one.model for one in forecasts]
         tides_now = await self._store.tides()
-        unhealthy = unhealthy_models(places, workers, models)
-        closed = dict.fromkeys(tides_closed(places, tides_now, models), schedule.Reason.TIDE_CLOSED)
+        unhealthy = unhealthy_models(routing, workers, models)
+        closed = dict.fromkeys(tides_closed(routing, tides_now, models), schedule.Reason.TIDE_CLOSED)
         closed |= dict.fromkeys((one.model for one in spent), schedule.Reason.BUDGET_SPENT)
         closed |= dict.fromkeys((one.model for one in unhealthy if one.is_all), schedule.Reason.UNHEALTHY)
-        tides = tide_notes(places, tides_now, models)
+        tides = tide_notes(routing, tides_now, models)
         return msgspec.structs.replace(
             inputs,
             forecasts=tuple(
@@ -129,7 +129,7 @@ class Explainer:
             work_units=sum(one.total.units for one in outlook.models),
         )
 
-    async def _places(self, settings: Settings) -> Places:
+    async def _routing_entries(self, settings: Settings) -> RoutingEntries:
         """Return every deployment and resource, configured or added at run time, without looking up
         any key.
         """
@@ -234,13 +234,13 @@ def _figures(limit: Limit) -> str:
 
 
 def unhealthy_models(
-    places: Places, workers: Sequence[ReportedWorker], models: Sequence[str]
+    routing: RoutingEntries, workers: Sequence[ReportedWorker], models: Sequence[str]
 ) -> tuple[UnhealthyModel, ...]:
     """Return the models with deployments to which a living worker sends nothing."""
     reported = reported_troubles(workers)
-    falls_back = {one.name for one in places[1] if one.fallbacks}
+    falls_back = {one.name for one in routing[1] if one.fallbacks}
     found = []
-    for model, serving in _serving(places, models).items():
+    for model, serving in _serving(routing, models).items():
         troubles = tuple(reported[name] for name in sorted(serving & reported.keys()))
         if troubles:
             found.append(UnhealthyModel(model, troubles, len(troubles) == len(serving) and model not in falls_back))
@@ -248,13 +248,13 @@ def unhealthy_models(
 
 
 def tide_notes(
-    places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]
+    routing: RoutingEntries, tides_now: Sequence[tuple[str, str]], models: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Return sentences about the tides of each model's deployments, from what running processes
     reported lately.
     """
     notes = {}
-    for model, serving in _serving(places, models).items():
+    for model, serving in _serving(routing, models).items():
         lines = dict.fromkeys(
             f"the tide of {place} lets batch have {why}." for place, why in tides_now if place in serving
         )
@@ -265,18 +265,18 @@ def tide_notes(
     return notes
 
 
-def tides_closed(places: Places, tides_now: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
+def tides_closed(routing: RoutingEntries, tides_now: Sequence[tuple[str, str]], models: Sequence[str]) -> list[str]:
     """Return the models without room beside interactive calls, as reported lately for every
     deployment that serves them.
     """
     closed = {place for place, why in tides_now if schedule.Reason.TIDE_CLOSED in why}
-    return [model for model, serving in _serving(places, models).items() if serving and serving <= closed]
+    return [model for model, serving in _serving(routing, models).items() if serving and serving <= closed]
 
 
-def _serving(places: Places, models: Sequence[str]) -> dict[str, set[str]]:
+def _serving(routing: RoutingEntries, models: Sequence[str]) -> dict[str, set[str]]:
     """Return the deployments to which background work for each model may go."""
-    aims = {one.name: one.model for one in places[1]}
-    takers = [one for one in places[0] if one.takes_background]
+    aims = {one.name: one.model for one in routing[1]}
+    takers = [one for one in routing[0] if one.takes_background]
     return {
         model: {one.name for one in takers if aims.get(model, model) in one.models}
         or {one.name for one in takers if not one.models}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.stages.accept import Reception
     from tidegate.store.store import Store
     from tidegate.web.context import WebContext
-    from tidegate.web.http.operations import Operations
+    from tidegate.web.http.operations import OperationTable
     from tidegate.web.http.problems import ErrorShape
     from tidegate.web.http.routes import Guarded
     from tidegate.web.http.tenant_slots import TenantSlots
@@ -57,7 +57,7 @@ class FrontDoor:
         """Return the door's routes, unless the app makes them itself."""
         return []
 
-    def operations(self) -> "Operations":
+    def operations(self) -> "OperationTable":
         """Return the descriptions of its routes. A route without one is described by its path."""
         return {}
 

@@ -7,7 +7,7 @@ from tidegate.web.jobs.front_door import DoorParts, FrontDoor
 from tidegate.web.message_batches.paths import ONE, PATH
 
 if TYPE_CHECKING:
-    from tidegate.web.http.operations import Operations
+    from tidegate.web.http.operations import OperationTable
     from tidegate.web.http.problems import ErrorShape
     from tidegate.web.http.routes import Guarded
 
@@ -22,7 +22,7 @@ class MessageBatchDoor(FrontDoor):
 
         return MessageBatchRoutes(parts.context, parts.reception, parts.creation, parts.uploads).routes()
 
-    def operations(self) -> "Operations":
+    def operations(self) -> "OperationTable":
         from tidegate.web.http.operations import Operation
         from tidegate.web.message_batches import schemas
 

@@ -27,7 +27,7 @@ from tidegate.web.openai import schemas
 from tidegate.web.requests import requests
 from tidegate.web.requests.control_requests import BatchChange, CanaryWord
 from tidegate.web.requests.filter_requests import job_filter, job_sort
-from tidegate.web.requests.retry_requests import RetryWish, retry_choice
+from tidegate.web.requests.retry_requests import RetryRequest, retry_choice
 
 LIST_COUNT = 20
 LIST_COUNT_MAX = 100
@@ -80,7 +80,7 @@ class BatchRoutes:
     async def retry(self, request: Request, caller: Caller) -> Response:
         job_id, key = self._job_id(request), requests.idempotency_key(request)
         async with self._reception.running_keys.hold_key(caller.tenant_id, "retries", key):
-            body = await requests.optional_json_body(request, RetryWish, self._settings.limits.body_bytes_max)
+            body = await requests.optional_json_body(request, RetryRequest, self._settings.limits.body_bytes_max)
             job = await self._creation.retry(caller, job_id, retry_choice(body), key)
         if job is None:
             raise no_such_batch(job_id)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tidegate.web.jobs.front_door import DoorParts, FrontDoor
 
 if TYPE_CHECKING:
-    from tidegate.web.http.operations import Operations
+    from tidegate.web.http.operations import OperationTable
     from tidegate.web.http.routes import Guarded
 
 
@@ -32,7 +32,7 @@ class OpenAIDoor(FrontDoor):
             *ModelRoutes(context).routes(),
         ]
 
-    def operations(self) -> "Operations":
+    def operations(self) -> "OperationTable":
         from tidegate.web.openai.operations import OPERATIONS
 
         return OPERATIONS

@@ -3,16 +3,16 @@ answers.
 """
 
 from tidegate.web.http.answers import Page
-from tidegate.web.http.operations import PAGE, Operation, Operations
+from tidegate.web.http.operations import PAGE, Operation, OperationTable
 from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
 from tidegate.web.openai import schemas, uploads
 from tidegate.web.requests import requests
 from tidegate.web.requests.control_requests import BatchChange, CanaryWord
 from tidegate.web.requests.filter_requests import FILTERS
-from tidegate.web.requests.retry_requests import RetryWish
+from tidegate.web.requests.retry_requests import RetryRequest
 
-OPERATIONS: Operations = {
+OPERATIONS: OperationTable = {
     ("POST", "/v1/files"): Operation("Upload a file", gives=schemas.FileObject, takes_form=True),
     ("GET", "/v1/files"): Operation("List files", gives=Page[schemas.FileObject], query=(*PAGE, "order", "purpose")),
     ("GET", "/v1/files/{file_id}"): Operation("Show a file", gives=schemas.FileObject),
@@ -34,7 +34,7 @@ OPERATIONS: Operations = {
     ("POST", "/v1/batches/{batch_id}/resume"): Operation("Resume a batch", gives=schemas.Batch),
     ("POST", "/v1/batches/{batch_id}/canary"): Operation("Say what follows a canary", CanaryWord, schemas.Batch),
     ("POST", "/v1/batches/{batch_id}/retry"): Operation(
-        "Run failed requests again", takes=RetryWish, gives=schemas.Batch
+        "Run failed requests again", takes=RetryRequest, gives=schemas.Batch
     ),
     ("GET", "/v1/batches/{batch_id}/items"): Operation(
         "List what became of a batch's requests", gives=Page[ItemShown], query=(*PAGE, "outcome", "code")

@@ -19,17 +19,17 @@ from tidegate.web.admin import (
 )
 from tidegate.web.doors import DOORS
 from tidegate.web.http.answers import Page
-from tidegate.web.http.operations import PAGE, Operation, Operations
+from tidegate.web.http.operations import PAGE, Operation, OperationTable
 from tidegate.web.jobs.error_groups import ErrorKinds
 from tidegate.web.jobs.explanation import Explanation
 from tidegate.web.jobs.job_items import ItemDetail, ItemShown
 from tidegate.web.requests.filter_requests import FILTERS
-from tidegate.web.requests.retry_requests import OperatorRetryWish
+from tidegate.web.requests.retry_requests import OperatorRetryRequest
 from tidegate.web.webhooks import webhooks
 
 _ONE = "/admin/v1/batches/{batch_id}"
 
-OPERATIONS: Operations = {
+OPERATIONS: OperationTable = {
     **{route: operation for door in DOORS for route, operation in door.operations().items()},
     ("GET", "/admin/v1/overview"): Operation("What runs, waits and is stuck", gives=overview.Overview),
     ("GET", "/admin/v1/batches"): Operation(
@@ -51,7 +51,7 @@ OPERATIONS: Operations = {
         }.items()
     },
     ("POST", f"{_ONE}/retry"): Operation(
-        "Run a batch's failed requests again, as a new batch", OperatorRetryWish, batches.AdminBatch
+        "Run a batch's failed requests again, as a new batch", OperatorRetryRequest, batches.AdminBatch
     ),
     ("GET", f"{_ONE}/errors"): Operation("List the kinds of errors of a batch", gives=ErrorKinds),
     ("GET", f"{_ONE}/items"): Operation(
@@ -61,7 +61,7 @@ OPERATIONS: Operations = {
         "Show one request of a batch of any tenant", gives=ItemDetail
     ),
     ("POST", "/admin/v1/operations"): Operation(
-        "Change every batch that matches a filter", operations.OperationWish, operations.OperationShown
+        "Change every batch that matches a filter", operations.OperationRequest, operations.OperationShown
     ),
     ("GET", "/admin/v1/operations"): Operation("List operations", gives=Page[operations.OperationShown], query=PAGE),
     ("GET", "/admin/v1/operations/{operation_id}"): Operation(
@@ -92,9 +92,9 @@ OPERATIONS: Operations = {
         for kind in ("deployment", "resource", "model")
         for method, rest, verb, takes, gives in (
             ("GET", "", "List", None, deployments.RoutingList),
-            ("POST", "/add", "Add", deployments.RoutingWish, deployments.RoutingDone),
-            ("POST", "/change", "Change", deployments.RoutingWish, deployments.RoutingDone),
-            ("POST", "/remove", "Remove", deployments.RoutingWish, deployments.RoutingDone),
+            ("POST", "/add", "Add", deployments.RoutingRequest, deployments.RoutingDone),
+            ("POST", "/change", "Change", deployments.RoutingRequest, deployments.RoutingDone),
+            ("POST", "/remove", "Remove", deployments.RoutingRequest, deployments.RoutingDone),
         )
     },
     **{
@@ -109,10 +109,10 @@ OPERATIONS: Operations = {
     ),
     ("GET", "/admin/v1/scheduler"): Operation("Show the scheduler's modes", gives=scheduler.SchedulerStatus),
     ("POST", "/admin/v1/scheduler"): Operation(
-        "Switch the scheduler's modes", scheduler.SchedulerWish, scheduler.SchedulerStatus
+        "Switch the scheduler's modes", scheduler.SchedulerRequest, scheduler.SchedulerStatus
     ),
     ("GET", "/admin/v1/keys"): Operation("List keys", gives=Page[keys.KeyShown], query=(*PAGE, "org")),
-    ("POST", "/admin/v1/keys"): Operation("Create a key", keys.KeyWish, keys.KeyMade),
+    ("POST", "/admin/v1/keys"): Operation("Create a key", keys.KeyRequest, keys.KeyMade),
     ("POST", "/admin/v1/keys/{key_id}/change"): Operation("Change a key", keys.KeyChange, keys.KeyChanged),
     ("POST", "/admin/v1/keys/{key_id}/rotate"): Operation("Rotate a key", keys.KeyRotation, keys.KeyMade),
     ("POST", "/admin/v1/keys/{key_id}/revoke"): Operation("Revoke a key", gives=keys.KeyRevoked),

@@ -20,7 +20,7 @@ ANSWERS_ALLOWED = {
 }
 
 
-class AnswersAsk(msgspec.Struct, forbid_unknown_fields=True):
+class AnswersFields(msgspec.Struct, forbid_unknown_fields=True):
     """The `answers` of a batch.
 
     `schema` is a JSON Schema, or "response_format" for the schema of each request.
@@ -32,7 +32,7 @@ class AnswersAsk(msgspec.Struct, forbid_unknown_fields=True):
     escalate_to: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
 
 
-def job_answers(ask: AnswersAsk | None, endpoint: str) -> AnswerTerms | None:
+def job_answers(ask: AnswersFields | None, endpoint: str) -> AnswerTerms | None:
     """Check a batch's `answers` and return its terms; None without them."""
     if ask is None:
         return None

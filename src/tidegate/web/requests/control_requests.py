@@ -18,7 +18,7 @@ COUNT_MAX = 1_000_000_000
 
 Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 NotBefore = Annotated[int, Meta(ge=0, le=NOT_BEFORE_S_MAX)]
-Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+CountOrZero = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 CONTROLS_ALLOWED = {
     "priority": f"a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}",
     "not_before": "a moment in unix seconds",
@@ -35,17 +35,17 @@ CONTROLS_ALLOWED = {
 }
 
 
-class MaxErrorsAsk(msgspec.Struct, forbid_unknown_fields=True):
+class MaxErrorsFields(msgspec.Struct, forbid_unknown_fields=True):
     """The failures that stop a batch: more than `count` requests, or more than `share` of those
     that are done, once `after` are done.
     """
 
-    count: Count | None = None
+    count: CountOrZero | None = None
     share: Annotated[float, Meta(ge=0, lt=1)] | None = None
     after: Annotated[int, Meta(ge=1, le=COUNT_MAX)] | None = None
 
 
-class CanaryAsk(msgspec.Struct, forbid_unknown_fields=True):
+class CanaryFields(msgspec.Struct, forbid_unknown_fields=True):
     """The sample that runs before the rest of a batch, the share of it that may fail, and what
     follows.
     """
@@ -70,17 +70,17 @@ class BatchChange(msgspec.Struct, forbid_unknown_fields=True):
     not_before: NotBefore | UnsetType | None = UNSET
     completion_window: str | UnsetType = UNSET
     max_cost: str | float | UnsetType | None = UNSET
-    max_errors: MaxErrorsAsk | UnsetType | None = UNSET
+    max_errors: MaxErrorsFields | UnsetType | None = UNSET
 
 
 def job_controls(
-    priority: int, not_before: int | None, max_cost: str | float | None, max_errors: MaxErrorsAsk | None
+    priority: int, not_before: int | None, max_cost: str | float | None, max_errors: MaxErrorsFields | None
 ) -> JobControls:
     """Return a new batch's controls, checked."""
     return JobControls(priority, 1000 * (not_before or 0), cost_nano(max_cost), errors_max(max_errors))
 
 
-def job_canary(asked: CanaryAsk | None) -> Canary | None:
+def job_canary(asked: CanaryFields | None) -> Canary | None:
     """Return a new batch's canary."""
     return None if asked is None else Canary(asked.items, round(1_000_000 * asked.max_error_share), asked.then)
 
@@ -112,7 +112,7 @@ def cost_nano(cost: str | float | None) -> int | None:
     return nano
 
 
-def errors_max(asked: MaxErrorsAsk | None) -> MaxErrors | None:
+def errors_max(asked: MaxErrorsFields | None) -> MaxErrors | None:
     """Return the failed items that a batch allows; None without a maximum."""
     if asked is None:
         return None

@@ -16,37 +16,37 @@ LIMITS_MAX = 12
 COUNT_MAX = 1_000_000_000_000_000
 _SHOWN_CHARS_MAX = 40
 
-Count = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+LimitCount = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
 
 
-class LimitAsk(msgspec.Struct, forbid_unknown_fields=True):
+class LimitFields(msgspec.Struct, forbid_unknown_fields=True):
     """The most that may be used in one period.
 
     `enabled: false` skips the entry. `cost` is money, as a number or as decimal text.
     """
 
     period: str
-    requests: Count | None = None
-    tokens: Count | None = None
+    requests: LimitCount | None = None
+    tokens: LimitCount | None = None
     enabled: bool = True
     cost: str | float | None = None
 
 
-class KeyLimitAsk(LimitAsk, forbid_unknown_fields=True):
+class KeyLimitFields(LimitFields, forbid_unknown_fields=True):
     """A limit of a key.
 
     It can also bound the batches that the key creates, and the bytes of their inputs.
     """
 
-    batches: Count | None = None
-    bytes: Count | None = None
+    batches: LimitCount | None = None
+    bytes: LimitCount | None = None
 
 
-LimitAsks = Annotated[list[LimitAsk], Meta(max_length=LIMITS_MAX)]
-KeyLimitAsks = Annotated[list[KeyLimitAsk], Meta(max_length=LIMITS_MAX)]
+RequestLimits = Annotated[list[LimitFields], Meta(max_length=LIMITS_MAX)]
+KeyRequestLimits = Annotated[list[KeyLimitFields], Meta(max_length=LIMITS_MAX)]
 
 
-def job_limits(asked: Sequence[LimitAsk] | None, name: str = "limits") -> tuple[Limit, ...]:
+def job_limits(asked: Sequence[LimitFields] | None, name: str = "limits") -> tuple[Limit, ...]:
     """Return the limits for budgets.
 
     Each period may occur once, and each entry must limit something. `name` is the name of their
@@ -61,7 +61,7 @@ def job_limits(asked: Sequence[LimitAsk] | None, name: str = "limits") -> tuple[
             raise _bad(f"{where}.period", f"`{where}.period` is {shown!r}; it must be one of: {', '.join(Period)}.")
         if period in found:
             raise _bad(f"{where}.period", f"`{name}` names {period} twice; put all that it limits in one entry.")
-        created = (one.batches, one.bytes) if isinstance(one, KeyLimitAsk) else (None, None)
+        created = (one.batches, one.bytes) if isinstance(one, KeyLimitFields) else (None, None)
         if (one.requests, one.tokens, one.cost, *created) == (None,) * 5:
             raise _bad(where, f"`{where}` limits nothing: give `requests`, `tokens`, `cost` or several of them.")
         found[period] = Limit(period, one.requests, one.tokens, one.enabled, _nano(where, one.cost), *created)

@@ -22,31 +22,31 @@ from tidegate.core.nouns import JobRequest
 from tidegate.settings import Settings
 from tidegate.settings.rules import DEFAULT_QUEUE
 from tidegate.web.http.intake import Intake
-from tidegate.web.requests.answer_requests import ANSWERS_ALLOWED, AnswersAsk, job_answers
+from tidegate.web.requests.answer_requests import ANSWERS_ALLOWED, AnswersFields, job_answers
 from tidegate.web.requests.control_requests import (
     CONTROLS_ALLOWED,
     BatchChange,
-    CanaryAsk,
-    MaxErrorsAsk,
+    CanaryFields,
+    MaxErrorsFields,
     NotBefore,
     Priority,
     changed_controls,
     job_canary,
     job_controls,
 )
-from tidegate.web.requests.limit_requests import LIMITS_MAX, LimitAsks, job_limits
+from tidegate.web.requests.limit_requests import LIMITS_MAX, RequestLimits, job_limits
 from tidegate.web.requests.retry_requests import RETRY_ALLOWED
 from tidegate.web.requests.shape_requests import (
     SHAPE_ALLOWED,
     FileIds,
     OutputBytes,
-    RetryAsk,
+    RetryFields,
     checked_parameters,
     earlier_batch,
     input_files,
     job_retry,
 )
-from tidegate.web.requests.webhook_requests import WebhookAsk, job_webhook
+from tidegate.web.requests.webhook_requests import WebhookFields, job_webhook
 
 T = TypeVar("T")
 
@@ -120,18 +120,18 @@ class BatchCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     invalid_lines: Literal["fail", "error_file"] = "fail"
     begin_within: str | None = None
     queue: str | None = None
-    limits: LimitAsks | None = None
-    webhook: WebhookAsk | None = None
+    limits: RequestLimits | None = None
+    webhook: WebhookFields | None = None
     priority: Priority = 0
     not_before: NotBefore | None = None
     max_cost: str | float | None = None
-    max_errors: MaxErrorsAsk | None = None
-    canary: CanaryAsk | None = None
+    max_errors: MaxErrorsFields | None = None
+    canary: CanaryFields | None = None
     defaults: dict[str, Any] | None = None
     overrides: dict[str, Any] | None = None
-    answers: AnswersAsk | None = None
+    answers: AnswersFields | None = None
     input_file_ids: FileIds | None = None
-    retry: RetryAsk | None = None
+    retry: RetryFields | None = None
     output_file_bytes_max: OutputBytes | None = None
     dedupe: bool = False
     reuse_from: str | None = None

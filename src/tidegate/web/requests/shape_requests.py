@@ -37,7 +37,7 @@ SHAPE_ALLOWED = {
 }
 
 
-class RetryAsk(msgspec.Struct, forbid_unknown_fields=True):
+class RetryFields(msgspec.Struct, forbid_unknown_fields=True):
     """The retry rules for one batch's failed requests.
 
     An absent field stands for the operator's rule.
@@ -82,9 +82,9 @@ def earlier_batch(batch_id: str | None) -> str:
     return batch_id or ""
 
 
-def job_retry(asked: RetryAsk | None) -> JobRetry | None:
+def job_retry(asked: RetryFields | None) -> JobRetry | None:
     """Return the retry rules of a batch; None if it has none of its own."""
-    if asked is None or asked == RetryAsk():
+    if asked is None or asked == RetryFields():
         return None
     if asked.backoff_ms is not None and asked.backoff_ms_max is not None and asked.backoff_ms > asked.backoff_ms_max:
         message = "`retry.backoff_ms` may not be more than `retry.backoff_ms_max`."

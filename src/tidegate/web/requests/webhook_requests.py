@@ -13,7 +13,7 @@ from tidegate.core.webhooks import BATCH_EVENT_TYPES, EVENT_TYPES
 EventTypes = Annotated[list[str], Meta(min_length=1, max_length=64)]
 
 
-class WebhookAsk(msgspec.Struct, forbid_unknown_fields=True):
+class WebhookFields(msgspec.Struct, forbid_unknown_fields=True):
     """The `webhook` of a batch: the URL that is notified of its end, and the kinds of ends; without
     a list, all.
     """
@@ -22,7 +22,7 @@ class WebhookAsk(msgspec.Struct, forbid_unknown_fields=True):
     events: EventTypes | None = None
 
 
-def job_webhook(ask: WebhookAsk | None, rules: TargetRules) -> JobWebhook | None:
+def job_webhook(ask: WebhookFields | None, rules: TargetRules) -> JobWebhook | None:
     """Check a batch's `webhook` and return it; None without one."""
     if ask is None:
         return None

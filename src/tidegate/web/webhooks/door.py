@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tidegate.web.jobs.front_door import DoorParts, FrontDoor
 
 if TYPE_CHECKING:
-    from tidegate.web.http.operations import Operations
+    from tidegate.web.http.operations import OperationTable
     from tidegate.web.http.routes import Guarded
 
 
@@ -19,7 +19,7 @@ class WebhookDoor(FrontDoor):
 
         return WebhookRoutes(parts.context, parts.reception).routes()
 
-    def operations(self) -> "Operations":
+    def operations(self) -> "OperationTable":
         from tidegate.web.webhooks.operations import OPERATIONS
 
         return OPERATIONS

@@ -3,10 +3,10 @@ answers.
 """
 
 from tidegate.web.http.answers import Page
-from tidegate.web.http.operations import PAGE, Operation, Operations
+from tidegate.web.http.operations import PAGE, Operation, OperationTable
 from tidegate.web.webhooks import webhooks
 
-OPERATIONS: Operations = {
+OPERATIONS: OperationTable = {
     ("POST", "/v1/webhook_endpoints"): Operation(
         "Create a webhook endpoint", webhooks.EndpointCreate, webhooks.EndpointObject
     ),
