@@ -23,19 +23,28 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Module:
-    """One module of a tree: its path below the tree's root, and its syntax."""
+    """One module of a tree: its path below the tree's root, its syntax and its lines."""
 
     path: str
     tree: ast.Module
+    lines: tuple[str, ...]
 
 
 @functools.cache
 def modules(source: Path) -> list[Module]:
     """Return every module below a package's folder."""
+    texts = ((path, path.read_text(encoding="utf-8")) for path in sorted(source.rglob("*.py")))
     return [
-        Module(path.relative_to(source).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
-        for path in sorted(source.rglob("*.py"))
+        Module(path.relative_to(source).as_posix(), ast.parse(text), tuple(text.splitlines())) for path, text in texts
     ]
+
+
+def prose_lines(module: Module) -> Iterator[int]:
+    """Yield the number of each line of a docstring, and of each that is nothing but a comment."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node, clean=False):
+            yield from range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    yield from (number for number, line in enumerate(module.lines, 1) if line.lstrip().startswith("# "))
 
 
 def functions(module: Module) -> Iterator[tuple[str, Function]]:
@@ -83,14 +92,15 @@ def vague_methods(module: Module) -> Iterator[str]:
 
 
 def callbacks(module: Module) -> Iterator[str]:
-    """Yield each method or lambda over `self` that a class passes into an object which it makes."""
+    """Yield each method or lambda over `self`, or a partial of one, that a class passes into an object which it makes."""
     for owner in (node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)):
         methods = {one.name for one in owner.body if isinstance(one, Function) and not _is_property(one)}
         for call in (node for node in ast.walk(owner) if isinstance(node, ast.Call)):
             made = _called(call)
             if made in _RUNNERS or not made.lstrip("_")[:1].isupper():
                 continue
-            for given in (*call.args, *(one.value for one in call.keywords)):
+            for passed in (*call.args, *(one.value for one in call.keywords)):
+                given = passed.args[0] if isinstance(passed, ast.Call) and _called(passed) == "partial" else passed
                 if isinstance(given, ast.Lambda) and any(_is_self(one) for one in ast.walk(given.body)):
                     yield f"{module.path} {owner.name} -> {made}(lambda)"
                 elif isinstance(given, ast.Attribute) and _is_self(given.value) and given.attr in methods:

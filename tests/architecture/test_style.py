@@ -13,7 +13,7 @@ SIMULATED = ("stages", "upstream", "store", "core", "worker")
 EFFECTS = {"time", "random", "uuid", "secrets"}
 # Outside the simulator's loop on purpose: ingest is a process of its own, and aiohttp stamps idle connections with time.monotonic.
 ALLOWED_EFFECTS = {"stages/ingest/ingest_file.py", "upstream/http/connections.py"}
-LINES_MAX, FUNCTION_LINES_MAX = 700, 70
+LINES_MAX, FUNCTION_LINES_MAX, PROSE_COLUMNS_MAX = 700, 70, 100
 
 
 def relative(path: Path) -> str:
@@ -53,6 +53,17 @@ def test_a_module_says_what_it_is_for_and_stays_small() -> None:
         if (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
     ]
     assert long == []
+
+
+def test_prose_is_at_most_a_hundred_columns_wide() -> None:
+    """A line of a table may be wider (its cells stand apart), and a command's help, whose paragraphs are one line each."""
+    wide = [
+        f"{module.path}:{number}"
+        for module in shape.modules(SOURCE)
+        for number in shape.prose_lines(module)
+        if len(line := module.lines[number - 1]) > PROSE_COLUMNS_MAX and "  " not in line.strip()
+    ]
+    assert [one for one in wide if not one.startswith("cli/")] == []
 
 
 def test_nothing_is_left_unwritten() -> None:
@@ -137,6 +148,7 @@ def test_the_checks_of_shape_are_not_blind(tmp_path: Path) -> None:
         "    def __init__(self, a, b, c, d, e, f, g, h):\n"
         "        self.one = Part(self.step)\n"
         "        self.two = Part(lambda: self.step())\n"
+        "        self.three = Part(partial(self.step, 1))\n"
         "        self.one.done = None\n"
         "    def step(self):\n"
         "        mine = Part(None)\n"
@@ -148,7 +160,7 @@ def test_the_checks_of_shape_are_not_blind(tmp_path: Path) -> None:
     assert list(shape.wide_functions(owner)) == ["owner.py wide"]
     assert list(shape.wide_constructors(owner)) == ["owner.py Owner"]
     assert list(shape.vague_methods(owner)) == ["owner.py Owner.take"]
-    assert list(shape.callbacks(owner)) == ["owner.py Owner -> Part(step)", "owner.py Owner -> Part(lambda)"]
+    assert list(shape.callbacks(owner)) == [f"owner.py Owner -> Part({given})" for given in ("step", "lambda", "step")]
     assert list(shape.outside_sets(found)) == ["owner.py .done"]
     circle = tmp_path / "circle"
     circle.mkdir()

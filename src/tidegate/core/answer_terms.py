@@ -1,4 +1,5 @@
-"""The terms that a caller sets for the answers of a job, and the text that the store keeps of them."""
+"""The terms that a caller sets for the answers of a job, and the text that the store keeps of
+them."""
 
 from functools import lru_cache
 

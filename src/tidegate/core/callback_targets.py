@@ -98,7 +98,8 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class CallbackReply(msgspec.Struct, frozen=True):
-    """The result of one request to a receiver: its status, or 0 and a word for why there is none."""
+    """The result of one request to a receiver: its status, or 0 and a word for why there is
+    none."""
 
     status: int = 0
     failure: str = ""

@@ -98,7 +98,8 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class Serves(StrEnum):
-    """The callers that a deployment serves: one pool for both kinds, or a pool of its own for each."""
+    """The callers that a deployment serves: one pool for both kinds, or a pool of its own for
+    each."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -423,9 +424,8 @@ class HttpLimits(msgspec.Struct, frozen=True):
 
     `connections_max` is one ceiling per process over all deployments.
 
-    Background work never takes `interactive_connections` of them. A client that takes nothing of its
-    answer for `client_timeout_s` is given up, because it keeps one of them busy.
-    """
+    Background work never takes `interactive_connections` of them. A client that takes nothing of
+    its answer for `client_timeout_s` is given up, because it keeps one of them busy."""
 
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 300.0

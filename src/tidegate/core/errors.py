@@ -233,7 +233,8 @@ class HandedBack(UpstreamError):
 
 
 class RecordedElsewhere(UpstreamError):
-    """Another process had the same call's answer and recorded it: there is nothing to send again."""
+    """Another process had the same call's answer and recorded it: there is nothing to send
+    again."""
 
     reason = "recorded_elsewhere"
 

@@ -138,13 +138,15 @@ class PolicyRule(msgspec.Struct, frozen=True):
 
 
 def message_of(error: Exception, otherwise: str) -> str:
-    """Return an author's message, short enough for an error line and without what could break it."""
+    """Return an author's message, short enough for an error line and without what could break
+    it."""
     text = str(error).strip()[:MESSAGE_CHARS_MAX]
     return "".join(letter if letter.isprintable() else " " for letter in text) or otherwise
 
 
 def changed_request(given: dict[str, Any], body: bytes, returned: Any) -> bytes:
-    """Return the request as a hook changed it; raise Misunderstood for a field that may not change."""
+    """Return the request as a hook changed it; raise Misunderstood for a field that may not
+    change."""
     if returned is None:
         return body
     _need_object(returned)

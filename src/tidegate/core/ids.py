@@ -90,7 +90,8 @@ def group_id(job_id: str, numbers: Iterable[int]) -> str:
 
 
 def split_item_id(item: str) -> tuple[str, int] | None:
-    """Return the job part and the number that an item's id was made from; None for anything else."""
+    """Return the job part and the number that an item's id was made from; None for anything
+    else."""
     if not is_valid("batch_req", item):
         return None
     body = item[len("batch_req_") :]

@@ -66,7 +66,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerTry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An answer that was paid for: its model and deployment, its usage and cost, and its problem."""
+    """An answer that was paid for: its model and deployment, its usage and cost, and its
+    problem."""
 
     model: str
     deployment: str

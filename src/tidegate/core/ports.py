@@ -68,7 +68,8 @@ class ResultLog(Protocol):
         """Return how many bytes may wait before `seal` is worth its cost on this backend."""
 
     async def append(self, data: bytes) -> None:
-        """Add whole lines; they are durable on this host when it returns (kill -9 and power cut)."""
+        """Add whole lines; they are durable on this host when it returns (kill -9 and power
+        cut)."""
 
     async def seal(self) -> Placed | None:
         """Make everything appended since the last seal readable to every process; return where it
@@ -95,7 +96,8 @@ class Blobs(Protocol):
         """Begin a new blob; an id that exists already is an error."""
 
     async def adopt(self, blob_id: str, path: Path) -> None:
-        """Make a finished local file the bytes of a new blob, durable; the file is gone afterwards."""
+        """Make a finished local file the bytes of a new blob, durable; the file is gone
+        afterwards."""
 
     async def open_log(self, next_blob_id: LogIds) -> ResultLog:
         """Begin this incarnation's log."""
@@ -359,7 +361,8 @@ class DeploymentTrouble(msgspec.Struct, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """The reasons why a process runs no items: its own trouble, in words, and that of deployments."""
+    """The reasons why a process runs no items: its own trouble, in words, and that of
+    deployments."""
 
     trouble: str = ""
     deployments: tuple[DeploymentTrouble, ...] = ()
@@ -385,9 +388,8 @@ class Fleet(Protocol):
         """Report the calls of this process; return those of others, by deployment and process."""
 
     async def learned_calls(self, worker_id: str) -> Mapping[str, int]:
-        """Return how many background calls each deployment took when this process last reported, also
-        before a restart.
-        """
+        """Return how many background calls each deployment took when this process last reported,
+        also before a restart."""
 
 
 class Notices(Protocol):
@@ -398,10 +400,12 @@ class Notices(Protocol):
     """
 
     async def send_notice(self, text: str) -> None:
-        """Send a notice to every process that listens; it may be lost, and then nothing is raised."""
+        """Send a notice to every process that listens; it may be lost, and then nothing is
+        raised."""
 
     def on_notice(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with every notice that arrives from now on, including this process's own."""
+        """Call `listener` with every notice that arrives from now on, including this process's
+        own."""
 
 
 class Listener(Protocol):

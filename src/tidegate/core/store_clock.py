@@ -53,7 +53,8 @@ def going_on_from(now_ms: int, wall_ms: int) -> Steady:
 
 
 class Look(msgspec.Struct, frozen=True):
-    """The store's time, and the two moments of a clock that never steps between which it was read."""
+    """The store's time, and the two moments of a clock that never steps between which it was
+    read."""
 
     now_ms: int
     asked_ms: float
@@ -75,7 +76,8 @@ def step_between(before: Look, after: Look) -> int:
 
 
 def is_doubtful(now_ms: int, ticked_at_ms: int) -> bool:
-    """Return whether the store's time, as read now, does not follow the last moment that was noted."""
+    """Return whether the store's time, as read now, does not follow the last moment that was
+    noted."""
     return not 0 <= now_ms - ticked_at_ms <= TICK_AGE_MS_MAX
 
 

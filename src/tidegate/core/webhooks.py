@@ -33,7 +33,8 @@ _HINT_CHARS = 4
 
 
 class EndpointShape(msgspec.Struct, frozen=True):
-    """The settings that the owner of an endpoint chooses; in a change, None leaves a part as it is."""
+    """The settings that the owner of an endpoint chooses; in a change, None leaves a part as it
+    is."""
 
     name: str | None = None
     url: str | None = None

@@ -132,7 +132,8 @@ _CUT_OFF_ONLY = AnswerCheck(None)
 
 
 def check_of(terms: AnswerTerms, body: bytes) -> AnswerCheck:
-    """Return the check of the answer to this request; raise InvalidSchema when there can be none."""
+    """Return the check of the answer to this request; raise InvalidSchema when there can be
+    none."""
     if terms.schema is not None:
         return _check(terms.schema)
     try:

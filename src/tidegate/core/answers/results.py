@@ -94,7 +94,8 @@ def never_ran_line(job_id: str, number: int, custom_id: bytes, outcome: Outcome)
 
 
 def refused_body(message: str, code: str, param: str | None) -> bytes:
-    """Return the body of a request that we refused in the model server's place, in OpenAI's shape."""
+    """Return the body of a request that we refused in the model server's place, in OpenAI's
+    shape."""
     return _encode({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}})
 
 

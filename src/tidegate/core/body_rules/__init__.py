@@ -1,1 +1,2 @@
-"""Rules of request bodies: fields that callers may not set, ids of provider objects, media hosts."""
+"""Rules of request bodies: fields that callers may not set, ids of provider objects, media
+hosts."""

@@ -174,8 +174,8 @@ class Grant(msgspec.Struct, frozen=True):
     - `wait_ms` is the time until one more would fit if nothing is settled before; NEVER_MS when it
       never will. 0 means: ask for the rest at once.
     - `spent` is the id of the budget that refused.
-    - `left_tokens` is the most tokens of a smaller request that would still be granted, where a day, a
-      week, a month or a lifetime has too few left.
+    - `left_tokens` is the most tokens of a smaller request that would still be granted, where a
+      day, a week, a month or a lifetime has too few left.
     - `left_nano` is what the tightest budget in money has left if all calls in flight cost nothing,
       `renews_ms` the time until it has more, and `tightest` its id.
     """
@@ -195,7 +195,8 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """The end of a part of a grant: the requests never sent, what was reserved, and what was used."""
+    """The end of a part of a grant: the requests never sent, what was reserved, and what was
+    used."""
 
     grant_id: str
     budgets: tuple[Budget, ...]

@@ -320,7 +320,8 @@ class GroupSize(msgspec.Struct, frozen=True):
         return smaller, Remedy.SINGLES if smaller.inputs == 1 else Remedy.SHRINK
 
     def unfit(self, epoch: int) -> "GroupSize":
-        """Return the size after a call that failed for being a group, and not for anything in it."""
+        """Return the size after a call that failed for being a group, and not for anything in
+        it."""
         if epoch != self.epoch:
             return self
         return GroupSize(

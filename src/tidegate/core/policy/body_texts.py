@@ -266,7 +266,8 @@ class BodyTexts:
 
 
 def is_api_word(name: str, text: str, *, is_answer: bool) -> bool:
-    """Return whether this value of this field is one of the API's own, which no guardrail changes."""
+    """Return whether this value of this field is one of the API's own, which no guardrail
+    changes."""
     return name == "model" or (name in KINDS and text in WORDS) or (is_answer and name in OF_ANSWER)
 
 

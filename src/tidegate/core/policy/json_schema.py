@@ -101,7 +101,8 @@ def _is_finite(schema: Any) -> bool:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Yield the name of each definition that a schema refers to, and any other reference unchanged."""
+    """Yield the name of each definition that a schema refers to, and any other reference
+    unchanged."""
     if isinstance(schema, dict):
         for word, inner in schema.items():
             if word in ("$ref", "$dynamicRef") and isinstance(inner, str):

@@ -104,7 +104,8 @@ class Finder:
         return self._within[joined.isascii()].search(encoded) is not None
 
     def replaced(self, text: str, replacement: str) -> str:
-        """Return the text with every match of each pattern replaced, one pattern after the other."""
+        """Return the text with every match of each pattern replaced, one pattern after the
+        other."""
         text = text.encode("utf-8", "replace").decode()
         for pattern in self._each[text.isascii()]:
             text = pattern.sub(lambda _: replacement, text)
@@ -337,7 +338,8 @@ def _weight(steps: Iterable[RegexStep]) -> int:
 
 
 def _literal(steps: Iterable[RegexStep], flags: int) -> str:
-    """Return the longest text that every match of these steps contains; empty where none is known."""
+    """Return the longest text that every match of these steps contains; empty where none is
+    known."""
     found = [""]
     run = ""
     for step, what in steps:
@@ -413,7 +415,8 @@ def _escaped(code: int) -> str:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return these ranges in order, merged where they touch, without surrogates, which no text has."""
+    """Return these ranges in order, merged where they touch, without surrogates, which no text
+    has."""
     out: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if out and low <= out[-1][1] + 1:

@@ -70,7 +70,8 @@ class Position(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Return the part of the model that the flow can count on while all the others have work."""
+        """Return the part of the model that the flow can count on while all the others have
+        work."""
         return self.weight / (self.weight + sum(weight for weight, _ in self.others))
 
     @property
@@ -80,7 +81,8 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Eta(msgspec.Struct, frozen=True):
-    """The time until a job ends: half of such jobs end by `p50_ms`, nineteen of twenty by `p95_ms`."""
+    """The time until a job ends: half of such jobs end by `p50_ms`, nineteen of twenty by
+    `p95_ms`."""
 
     p50_ms: int
     p95_ms: int
@@ -154,7 +156,8 @@ def busy_rates(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> list
 
 
 def recent_rate(minutes: Sequence[Minute], takes: RequestCost = IN_UNITS) -> float | None:
-    """Return the work per second in the last half minute of work; None where nothing was measured."""
+    """Return the work per second in the last half minute of work; None where nothing was
+    measured."""
     work, busy_ms = 0.0, 0
     for one in reversed(minutes):
         work += _work(one, takes)

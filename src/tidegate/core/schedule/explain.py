@@ -135,7 +135,8 @@ _RULES: Mapping[str, str] = MappingProxyType(
 
 
 def explain(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[str]:
-    """Return the sentences that explain a job to an operator or to its owner, most important first."""
+    """Return the sentences that explain a job to an operator or to its owner, most important
+    first."""
     if job.state in JOB_ENDED:
         return why_ended(job, inputs.failed, _waited(inputs))
     sentences = [_left(job, inputs)]
@@ -190,7 +191,8 @@ def causes(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> list[
 
 
 def waits_for(job: Job, inputs: ExplainInputs, *, for_owner: bool = False) -> str:
-    """Return the first reason why a job stands still, in one sentence; empty where none is known."""
+    """Return the first reason why a job stands still, in one sentence; empty where none is
+    known."""
     found = causes(job, inputs, for_owner=for_owner)
     if found or job.state is not JobState.IN_PROGRESS or job.closing:
         return found[0] if found else ""

@@ -13,7 +13,8 @@ def tenant_owner(tenant_id: str) -> str:
 
 
 def run_owner(tenant_id: str, run: str) -> str:
-    """Return the owner of the jobs of one `tidegate run`; only that run's own process may run them."""
+    """Return the owner of the jobs of one `tidegate run`; only that run's own process may run
+    them."""
     return f"run:{tenant_id}/{run}"
 
 

@@ -171,7 +171,8 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
 
 
 class Skip(msgspec.Struct, frozen=True, gc=False):
-    """A job that was not taken, and why; `job_id` is empty where a whole flow or model was skipped."""
+    """A job that was not taken, and why; `job_id` is empty where a whole flow or model was
+    skipped."""
 
     model: str
     share_owner: str

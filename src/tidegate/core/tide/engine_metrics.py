@@ -200,7 +200,8 @@ def _gauge(value: float | None) -> float | None:
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
-    """Return by how much a counter grew; None when it fell, because then the engine started again."""
+    """Return by how much a counter grew; None when it fell, because then the engine started
+    again."""
     if before is None or after is None or after < before:
         return None
     return after - before

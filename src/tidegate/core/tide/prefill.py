@@ -1,6 +1,7 @@
 """Estimate when a call of ours has its first token, where no stream shows it, from what calls took.
 
-    latency = fixed + per prompt token * prompt tokens ahead of it and its own + per answer token * answer tokens
+latency = fixed + per prompt token * prompt tokens ahead of it and its own + per answer token *
+answer tokens
 
 A streamed call shows its first token, a point on the same line without an answer. Any other call
 shows its whole latency and, when it ends, how many tokens it had: that is enough to separate the

@@ -31,9 +31,8 @@ class EngineSample(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """An answered background call of ours: its prompt and its answer in tokens, how long it took, and
-    its kind.
-    """
+    """An answered background call of ours: its prompt and its answer in tokens, how long it took,
+    and its kind."""
 
     prompt_tokens: int
     answer_tokens: int

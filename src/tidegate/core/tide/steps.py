@@ -1,6 +1,7 @@
 """The cost of a background call for others: a line fitted to the engine's time between tokens.
 
-    between tokens = base + per sequence * sequences that decode + per prompt token * prompt tokens per step
+between tokens = base + per sequence * sequences that decode + per prompt token * prompt tokens per
+step
 
 A prior makes it safe before anything was measured and on engines that report nothing. This module
 knows no limit and no queue; it only turns a load into a slowdown.

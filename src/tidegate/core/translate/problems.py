@@ -46,7 +46,8 @@ STATUSES = {
 
 
 def error_to_anthropic(status: int, body: bytes, request_id: str | None = None) -> bytes:
-    """Translate OpenAI's error, or any other body that came with this status, to Anthropic's shape."""
+    """Translate OpenAI's error, or any other body that came with this status, to Anthropic's
+    shape."""
     return msgspec.json.encode(error_object(status, _error_of(body), request_id))
 
 
@@ -69,7 +70,8 @@ def says_why(body: bytes) -> bool:
 
 
 def error_to_openai(status: int, body: bytes) -> bytes:
-    """Translate Anthropic's error, or any other body that came with this status, to OpenAI's shape."""
+    """Translate Anthropic's error, or any other body that came with this status, to OpenAI's
+    shape."""
     return msgspec.json.encode(openai_error_object(status, _error_of(body)))
 
 

@@ -15,9 +15,8 @@ def prompt_tokens(prompt_bytes: int) -> int:
 
 
 def escaped_bytes(text: bytes) -> int:
-    """Return how many bytes of JSON text only write escapes and are not read: a model reads one of `\\n`,
-    and two of `\\u00e4`.
-    """
+    """Return how many bytes of JSON text only write escapes and are not read: a model reads one of
+    `\\n`, and two of `\\u00e4`."""
     slashes = text.count(b"\\")
     if not slashes:
         return 0

@@ -82,7 +82,8 @@ class StoreSchema(msgspec.Struct, frozen=True):
         ]
 
     def require(self, stamps: Mapping[str, str]) -> None:
-        """Refuse a database that is older than this program, or that this program cannot work with."""
+        """Refuse a database that is older than this program, or that this program cannot work
+        with."""
         self._refuse_foreign(stamps)
         present = version_of(stamps)
         if present == 0:

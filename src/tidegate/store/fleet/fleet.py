@@ -52,7 +52,8 @@ class FleetReports(Table):
 
     @reads
     async def loads(self, tx: Tx) -> dict[str, tuple[int, int, int]]:
-        """Return each deployment's allowed and present background calls, and its interactive ones."""
+        """Return each deployment's allowed and present background calls, and its interactive
+        ones."""
         rows = await tx.all("fleet_report_loads", lately_ms=SHOWN_MS)
         return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in rows}
 

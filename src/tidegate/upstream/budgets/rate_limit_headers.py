@@ -2,8 +2,9 @@
 
 Pure: headers in, limits out.
 
-    x-ratelimit-limit-requests, -limit-tokens, -remaining-*, -reset-* ("6m0s", "1s", "20ms", seconds, or a moment)
-    anthropic-ratelimit-requests-limit, -remaining, -reset (RFC 3339), and the same for tokens, input-tokens and output-tokens
+x-ratelimit-limit-requests, -limit-tokens, -remaining-*, -reset-* ("6m0s", "1s", "20ms", seconds, or
+a moment) anthropic-ratelimit-requests-limit, -remaining, -reset (RFC 3339), and the same for
+tokens, input-tokens and output-tokens
 
 A header that cannot be read counts as missing, whatever its bytes are.
 """

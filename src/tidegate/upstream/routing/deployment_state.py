@@ -462,7 +462,8 @@ class DeploymentState:
                 slots.note_short()
 
     def note_interactive_demand(self, owner: str) -> None:
-        """Note, for the next sharing of slots, if interactive calls of this owner find none here."""
+        """Note, for the next sharing of slots, if interactive calls of this owner find none
+        here."""
         if not self.takes_interactive(owner):
             self.slots.note_short()
 

@@ -350,7 +350,8 @@ class DeploymentRoutes:
         return shown
 
     async def do(self, trail: AuditTrail, verb: str, kind: str, wanted: RoutingRequest) -> RoutingDone:
-        """Add, change or remove an entry; this process follows at once, the others within seconds."""
+        """Add, change or remove an entry; this process follows at once, the others within
+        seconds."""
         done = await self._editor.do(trail, verb, kind, wanted)
         await self._follow()
         return done

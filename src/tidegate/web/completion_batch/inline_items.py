@@ -168,7 +168,8 @@ class InlineItems:
 
 
 def body_of(resource_id: str, fields: dict[str, Raw]) -> bytes:
-    """Return the request to send: the caller's bytes on one line, with the resource as its model."""
+    """Return the request to send: the caller's bytes on one line, with the resource as its
+    model."""
     parts = [b'{"model":' + msgspec.json.encode(resource_id)]
     parts += [msgspec.json.encode(name) + b":" + raw for name, raw in fields.items() if name not in DECIDED]
     return b",".join(parts).translate(_ONE_LINE) + b"}"

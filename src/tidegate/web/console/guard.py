@@ -61,7 +61,8 @@ class ConsoleGuard:
         return form
 
     def admit(self, request: Request, visitor: Visitor, csrf: str | None) -> None:
-        """Refuse a form that did not come from this visitor's page, or whose visitor may only read."""
+        """Refuse a form that did not come from this visitor's page, or whose visitor may only
+        read."""
         if visitor.key_id is None or csrf != visitor.csrf:
             raise ApiProblem(403, "foreign_form", "Sign in, and send this form from its page.")
         if not visitor.may_write and request.url.path != "/console/sign-out":

@@ -131,7 +131,8 @@ def _is_background(value: object, endpoint: str) -> bool:
 
 
 def _interactive_after_s(body: bytes, *, is_background: bool) -> int | None:
-    """Return after how long a background response is sent like an interactive call; None for never."""
+    """Return after how long a background response is sent like an interactive call; None for
+    never."""
     given = _members(body).get(INTERACTIVE_AFTER)
     if given is None or bytes(given).strip() == b"null":
         return None

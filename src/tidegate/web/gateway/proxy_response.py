@@ -171,7 +171,8 @@ class ProxyResponse(Response):
         task.cancel()
 
     def _left_out(self) -> list[tuple[bytes, bytes]]:
-        """Return the header that names the hints that the engine did not get; empty if it got all."""
+        """Return the header that names the hints that the engine did not get; empty if it got
+        all."""
         if not self._dialect.left_out:
             return []
         shown = ",".join(self._dialect.left_out)[:LEFT_OUT_CHARS_MAX].encode("ascii", "replace")

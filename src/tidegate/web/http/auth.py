@@ -193,7 +193,8 @@ class Authenticator:
         return row, age_ms, matches
 
     async def _require_pepper(self) -> None:
-        """Raise a 503 if the keys are hashed with another pepper: the caller's secret may be right."""
+        """Raise a 503 if the keys are hashed with another pepper: the caller's secret may be
+        right."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._pepper_until_ms:
             return

@@ -80,7 +80,8 @@ def harmless(name: str) -> str:
 
 
 def attachment(name: str) -> str:
-    """Return a Content-Disposition that makes a browser save the bytes under this name (RFC 6266)."""
+    """Return a Content-Disposition that makes a browser save the bytes under this name (RFC
+    6266)."""
     plain = "".join(char if char in _PLAIN else "_" for char in name)
     if plain == name:
         return f'attachment; filename="{name}"'

@@ -19,7 +19,8 @@ _MANY = 1 << 50
 
 
 class LimitSides(msgspec.Struct):
-    """The amounts of a limit in requests, tokens and cost; null for a side that it does not limit."""
+    """The amounts of a limit in requests, tokens and cost; null for a side that it does not
+    limit."""
 
     requests: int | None
     tokens: int | None

@@ -118,7 +118,8 @@ def result_of(line: bytes) -> bytes:
 
 
 def _unrun_by(job: Job) -> Callable[[bytes], bytes]:
-    """Return a function that writes the result of each request of a job that ended before it began."""
+    """Return a function that writes the result of each request of a job that ended before it
+    began."""
     if job.state is JobState.FAILED:
         why = job.errors[0].message if job.errors else "The batch failed before it began."
         result = _errored(_OURS, _error_body(_StoredError("batch_failed", why)), None)

@@ -247,7 +247,8 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def anthropic_betas(request: Request) -> str:
-    """Return the betas that an Anthropic client asks for; empty if the header is not well-formed."""
+    """Return the betas that an Anthropic client asks for; empty if the header is not
+    well-formed."""
     value = ",".join(request.headers.getlist("anthropic-beta"))
     return value if _BETAS.fullmatch(value) else ""
 

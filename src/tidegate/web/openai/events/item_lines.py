@@ -72,7 +72,8 @@ async def is_line_end(store: Store, blobs: Blobs, job: Job, name: str, at: int) 
 
 
 async def _file_id(store: Store, job: Job, name: str) -> str | None:
-    """Return the id of a result file; None if there is none, or it was deleted since the job ended."""
+    """Return the id of a result file; None if there is none, or it was deleted since the job
+    ended."""
     file_id = job.output_file_id if name == "output" else job.error_file_id
     if file_id is None or job.state not in JOB_ENDED:
         return file_id
