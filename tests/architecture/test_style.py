@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.architecture import shape
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "tidegate"
+TESTS = Path(__file__).resolve().parents[1]
 MODULES = sorted(SOURCE.rglob("*.py"))
 SIMULATED = ("stages", "upstream", "store", "core", "worker")
 EFFECTS = {"time", "random", "uuid", "secrets"}
@@ -76,6 +77,13 @@ def test_nothing_is_left_unwritten() -> None:
 def test_no_room_is_named_for_nothing() -> None:
     vague = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
     assert [relative(path) for path in MODULES if path.stem in vague or path.parent.name in vague] == []
+
+
+def test_the_tests_of_a_room_lie_in_a_folder_of_its_name() -> None:
+    """Other folders hold what is tested over several rooms."""
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+    folders = (path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))
+    assert [str(one) for one in folders if one.parts and one.parts[0] in rooms and not (SOURCE / one).is_dir()] == []
 
 
 def test_sql_lives_in_sql_files() -> None:
