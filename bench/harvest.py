@@ -27,7 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from bench import harvest_picture, harvest_shipped, harvest_traces
-from bench.harvest_world import CALIBRATED, Costs, Policy, Report, Sight, World
+from bench.harvest_world import CALIBRATED, Costs, HarvestWorld, Policy, Report, Sight
 from bench.machinery import repository, table
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.learner import Learner
@@ -122,7 +122,7 @@ def measure(run: Run) -> Found:
     """One run, in virtual time."""
     arrivals = harvest_traces.TRACES[run.trace](run.duration_s, run.seed)
     items = harvest_traces.batch(run.seed)
-    report = World(
+    report = HarvestWorld(
         run.engine, arrivals, items, run.policy(), run.duration_s * 1000, run.sight, run.costs, run.seed
     ).run()
     gaps, firsts = report.between_ms, report.ttft_ms

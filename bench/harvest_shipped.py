@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from bench import harvest_traces
-from bench.harvest_world import CALIBRATED, Apart, Costs, Report, Sight, World
+from bench.harvest_world import CALIBRATED, Apart, Costs, HarvestWorld, Report, Sight
 from bench.machinery import median, table
 from tidegate.core.tide.controller import Tide, TidePolicy
 from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, Signals
@@ -94,7 +94,7 @@ def all_batch_rate(engine: str) -> float:
     """Tokens a millisecond without other calls."""
     costs = ENGINES[engine]
     items = harvest_traces.batch()
-    full = World(LIMITS, [], items, Full(), 10_000.0 * max(1.0, costs.base), Sight(), costs).run()
+    full = HarvestWorld(LIMITS, [], items, Full(), 10_000.0 * max(1.0, costs.base), Sight(), costs).run()
     return full.batch_tokens / full.duration_ms
 
 
@@ -107,7 +107,7 @@ def run(case: Case) -> Ratios:
 
     def world(policy: Tide | None) -> Report:
         items = harvest_traces.batch(case.seed)
-        return World(LIMITS, arrivals, items, policy, duration_ms, SHAPES[case.shape], costs, case.seed).run()
+        return HarvestWorld(LIMITS, arrivals, items, policy, duration_ms, SHAPES[case.shape], costs, case.seed).run()
 
     alone = world(None)
     tide = world(Tide(TidePolicy(calls_max=SLOTS)))

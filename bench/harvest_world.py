@@ -113,7 +113,7 @@ def prompt(number: int, tokens: int) -> bytes:
     return number.to_bytes(8, "big") + bytes(tokens * TOKEN_BYTES - 8)
 
 
-class World:
+class HarvestWorld:
     def __init__(
         self,
         limits: EngineLimits,

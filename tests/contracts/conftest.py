@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from tests.contracts.limits_world import KINDS, LimitsWorld, limits_world
-from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, Clock, DatabaseClock, StoreWorld
+from tests.contracts.store_world import DRIVERS, FAKE_CLOCK, WIPE, DatabaseClock, StoreHandClock, StoreWorld
 from tests.contracts.unknown_names import UnknownNamesDriver
 from tests.support.postgres import PostgresServer
 from tests.support.store_verbs import postgres_driver
@@ -70,7 +70,7 @@ async def open_database(shared_database: str) -> AsyncIterator[OpenPostgres]:
 @pytest.fixture(scope="session")
 def migrated_sqlite() -> bytes:
     """What a migrated store of SQLite holds: to begin with a copy costs a third of migrating one."""
-    driver = SqliteDriver(None, Clock())
+    driver = SqliteDriver(None, StoreHandClock())
     store = Store(driver)
     asyncio.run(store.migrate())
     held = driver._writer.serialize("main")
@@ -107,7 +107,7 @@ async def _opened(store_place: OpenPostgres | Path | None, migrated_sqlite: byte
         async for made in _postgres_world(store_place):
             yield made
         return
-    clock = Clock()
+    clock = StoreHandClock()
     driver = SqliteDriver(store_place, clock) if store_place else UnknownNamesDriver(None, clock)
     if store_place is None:
         driver._writer.deserialize("main", migrated_sqlite)

@@ -63,7 +63,7 @@ end $$
 """
 
 
-class Clock:
+class StoreHandClock:
     """The time that a SQLite store reads."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Clock:
         self.now += ms
 
 
-class DatabaseClock(Clock):
+class DatabaseClock(StoreHandClock):
     """The time that PostgreSQL's now_ms() reads in a test's database."""
 
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
@@ -111,7 +111,7 @@ def line(job_id: str, number: int, word: str = "answer") -> bytes:
 @dataclass
 class StoreWorld:
     store: Store
-    clock: Clock
+    clock: StoreHandClock
     open_another: Callable[[], Awaitable[Store]]
     blobs: dict[str, bytearray] = field(default_factory=dict)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))

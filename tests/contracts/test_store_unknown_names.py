@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.contracts.store_world import Clock
+from tests.contracts.store_world import StoreHandClock
 from tests.contracts.unknown_names import NAMES, UnknownNamesDriver
 from tests.support.store_verbs import run_statement
 from tidegate.store.database import queries
@@ -46,7 +46,7 @@ def test_every_statement_that_changes_rows_names_them() -> None:
 
 
 async def test_a_statement_that_looks_past_a_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(UnknownNamesDriver(None, Clock()))
+    store = Store(UnknownNamesDriver(None, StoreHandClock()))
     await store.migrate()
     await run_statement(store, "tenant_put", id="t1", name="acme")
     assert await run_statement(store, "tenant_lock", tenant_id="t1")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import CHAT, DAY_MS, Clock, plan_of
+from tests.contracts.store_world import CHAT, DAY_MS, StoreHandClock, plan_of
 from tests.support.ports import FairDice, HandClock
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core.errors import ApiProblem, BlobUnavailable, StoreFull, StoreUnavailable
@@ -33,7 +33,7 @@ class Desk:
     """A reception with its store, its blobs and one caller."""
 
     def __init__(self, directory: Path) -> None:
-        self.store = Store(SqliteDriver(None, Clock()))
+        self.store = Store(SqliteDriver(None, StoreHandClock()))
         self.blobs = LocalBlobs(directory)
         self.clock = HandClock()
         self.reception = Reception(self.store, self.blobs, self.clock, FairDice(1), lambda: "worker")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.core.schedule import looks
-from tests.core.schedule.world import World, job
+from tests.core.schedule.world import ScheduleWorld, job
 from tidegate.core.schedule import JobView, ModelView, Policy, Why, ranking
 
 MODEL = ModelView("m", 10, None, 0, {}, 100.0)
@@ -60,11 +60,11 @@ def test_urgent_is_negative_slack_that_is_not_hopeless(now: int, left: int, shar
         assert found == (slack < 0 and not ranking.is_hopeless(view, now, pace))
 
 
-def crowd(policy: Policy, urgent: int, deadline_ms: int, slots: int, workers: int = 1) -> World:
+def crowd(policy: Policy, urgent: int, deadline_ms: int, slots: int, workers: int = 1) -> ScheduleWorld:
     """Nine tenants with work without end, and some whose job fits its deadline only with precedence. A slot serves a slice a second."""
     jobs = [job(f"bulk{number}", f"bulk{number}", 9_999) for number in range(9)]
     jobs += [job(f"urgent{number}", f"u{number}", 20, expires_at=deadline_ms) for number in range(urgent)]
-    return World(jobs, policy, slots=slots, workers=workers)
+    return ScheduleWorld(jobs, policy, slots=slots, workers=workers)
 
 
 @pytest.mark.parametrize(("urgent", "slots", "deadline_ms"), [(1, 8, 12_000), (3, 8, 24_000), (2, 2, 60_000)])
@@ -99,7 +99,7 @@ def test_urgency_is_shared_fairly_and_earliest_first_within_a_tenant() -> None:
     jobs = [job(f"bulk{number}", f"bulk{number}", 9_999) for number in range(6)]
     jobs += [job(f"a{number}", "a", 40, expires_at=60_000 + number) for number in range(4)]
     jobs += [job("b", "b", 40, expires_at=70_000)]
-    world = World(jobs, Policy(), slots=8)
+    world = ScheduleWorld(jobs, Policy(), slots=8)
     world.run(60)
     taken = {one.id: one.leased_count for one in jobs if one.share_owner in "ab"}
     assert abs(taken["b"] - sum(count for name, count in taken.items() if name[0] == "a")) <= 3
@@ -112,6 +112,6 @@ def test_a_job_that_must_begin_begins_in_time() -> None:
         job("bulk", "other", 9_999),
         job("begin", "t", 12_000, begin_by=20_000, created_at=1),
     ]
-    world = World(jobs, Policy(large_interval_ms=0), slots=2)
+    world = ScheduleWorld(jobs, Policy(large_interval_ms=0), slots=2)
     world.run(80)
     assert 10_000 < (world.jobs["begin"].begun_at or 1 << 60) <= 20_000

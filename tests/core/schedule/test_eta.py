@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.schedule import looks
-from tests.core.schedule.world import World, job
+from tests.core.schedule.world import ScheduleWorld, job
 from tidegate.core.budgets.ahead import CallsAhead, calls_take_ms
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.budgets.ledger import Ledger
@@ -103,7 +103,7 @@ def test_an_outlook_knows_what_urgency_can_do() -> None:
 
 def test_the_forecast_agrees_with_what_the_scheduler_does() -> None:
     """Three tenants share four slots of 100 units a second each; one of them has little left and drops out early."""
-    world = World([job("a", "a", 80), job("b", "b", 400), job("c", "c", 20)], Policy(), slots=4)
+    world = ScheduleWorld([job("a", "a", 80), job("b", "b", 400), job("c", "c", 20)], Policy(), slots=4)
     forecast = eta(Position(Backlog(8_000), others=[(1.0, Backlog(40_000)), (1.0, Backlog(2_000))]), [400.0] * 15)
     world.run(400)
     ended = world.jobs["a"].ended_at

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from tests.core.schedule.world import World, job
+from tests.core.schedule.world import ScheduleWorld, job
 from tidegate.core import nouns
 from tidegate.core.job_controls import Canary, JobControls
 from tidegate.core.ports import DeploymentTrouble, ReportedWorker, WorkerReport
@@ -16,7 +16,7 @@ from tidegate.core.states import JobState
 from tidegate.core.window import DAY_MS
 
 
-def forecast_of(world: World, job_id: str) -> FlowForecast:
+def forecast_of(world: ScheduleWorld, job_id: str) -> FlowForecast:
     look = world.look(world.workers[0])
     [forecast] = forecasts(look, choose(look, world.policy), world.policy, job_id)
     return forecast
@@ -27,7 +27,7 @@ def text_of(forecast: FlowForecast) -> str:
 
 
 def test_a_job_whose_turn_it_is() -> None:
-    world = World([job("a", "a", 5, expires_at=DAY_MS), job("b", "b", 5)], Policy(), slots=2)
+    world = ScheduleWorld([job("a", "a", 5, expires_at=DAY_MS), job("b", "b", 5)], Policy(), slots=2)
     forecast = forecast_of(world, "a")
     assert (forecast.rule, forecast.reason, forecast.share, forecast.flows) == (Why.FAIR, None, 0.5, 2)
     assert "takes its next slice now, because it is its turn (smart_v1)" in text_of(forecast)
@@ -37,19 +37,19 @@ def test_a_job_whose_turn_it_is() -> None:
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_every_reason_has_a_sentence(reason: Reason) -> None:
-    forecast = replace(forecast_of(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=reason)
+    forecast = replace(forecast_of(ScheduleWorld([job("a", "a", 5)], Policy()), "a"), rule=None, reason=reason)
     assert reasons._REASONS[reason] in text_of(forecast)
     assert f"({reason})" in text_of(forecast)
 
 
 @pytest.mark.parametrize("rule", list(Why))
 def test_every_rule_has_a_sentence(rule: Why) -> None:
-    forecast = replace(forecast_of(World([job("a", "a", 5)], Policy()), "a"), rule=rule)
+    forecast = replace(forecast_of(ScheduleWorld([job("a", "a", 5)], Policy()), "a"), rule=rule)
     assert reasons._RULES[rule] in text_of(forecast)
 
 
 def test_why_it_waits_comes_from_the_choice() -> None:
-    world = World([job("a", "a", 5), job("b", "b", 5), job("c", "b", 50)], Policy(), slots=1)
+    world = ScheduleWorld([job("a", "a", 5), job("b", "b", 5), job("c", "b", 50)], Policy(), slots=1)
     assert forecast_of(world, "b").reason == Reason.FAIR_SHARE
     world.served["m", "a"] = 500.0
     assert forecast_of(world, "c").reason == Reason.BEHIND_IN_FLOW
@@ -64,7 +64,7 @@ def test_why_it_waits_comes_from_the_choice() -> None:
 
 def test_a_deadline_that_presses_and_one_that_is_lost() -> None:
     jobs = [job("a", "a", 30, expires_at=25_000), job("b", "b", 999), job("c", "c", 999, expires_at=9_000)]
-    world = World(jobs, Policy(), slots=2)
+    world = ScheduleWorld(jobs, Policy(), slots=2)
     assert forecast_of(world, "a").rule == Why.URGENT
     assert "goes first within the urgent share" in text_of(forecast_of(world, "a"))
     assert "cannot be met any more" in text_of(forecast_of(world, "c"))
@@ -83,7 +83,7 @@ def test_a_job_whose_only_slice_rests_has_its_line_too() -> None:
 
 
 def test_what_was_not_measured_is_shown_as_unknown() -> None:
-    world = World([job("a", "a", 5)], Policy(), slots=2)
+    world = ScheduleWorld([job("a", "a", 5)], Policy(), slots=2)
     unknown = replace(forecast_of(world, "a"), slack_ms=None)
     assert "not measured yet" in text_of(unknown)
     known = replace(unknown, eta_p50_ms=60_000, eta_p95_ms=90_000, notes=("the tide leaves it 4 calls.",))
@@ -162,7 +162,10 @@ def test_what_is_in_the_way_comes_before_everything_else() -> None:
         in (reasons.waits_for(later, down))
     )
     stopped = replace(
-        forecast_of(World([job("a", "a", 5)], Policy()), "a"), rule=None, reason=Reason.UNHEALTHY, eta_p50_ms=3_000
+        forecast_of(ScheduleWorld([job("a", "a", 5)], Policy()), "a"),
+        rule=None,
+        reason=Reason.UNHEALTHY,
+        eta_p50_ms=3_000,
     )
     assert "m: it is unknown when it ends, because nothing of it is served now." in text_of(stopped)
     ended = replace(running, state=JobState.COMPLETED)
@@ -207,7 +210,9 @@ def test_the_owner_of_a_job_gets_no_names_of_the_operators_things() -> None:
         unhealthy=(reasons.UnhealthyModel("m", (OPEN, REJECTED), True),),
         spent=(reasons.SpentBudget("m", "deployment gpu-1", "100 requests a minute", 1_000, False),),
         forecasts=(
-            replace(forecast_of(World([job("a", "a", 5)], Policy()), "a"), notes=("the tide of gpu-1 is low.",)),
+            replace(
+                forecast_of(ScheduleWorld([job("a", "a", 5)], Policy()), "a"), notes=("the tide of gpu-1 is low.",)
+            ),
         ),
     )
     for_operator = "\n".join(reasons.explain(running, hidden))

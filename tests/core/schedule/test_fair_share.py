@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.core.schedule import looks
 from tests.core.schedule.test_modes import slices
-from tests.core.schedule.world import World, job
+from tests.core.schedule.world import ScheduleWorld, job
 from tidegate.core.schedule import Mode, Policy, Snapshot, Why, choose, ranking
 from tidegate.core.schedule.snapshot import FlowView, JobView
 
@@ -33,7 +33,7 @@ def test_backlogged_equal_flows_stay_within_the_bound(
     chance = random.Random(seed)
     largest = 100
     jobs = [job(f"{flow}-{number}", f"t{flow}", 2_000, largest) for flow in range(flows) for number in range(2)]
-    world = World(
+    world = ScheduleWorld(
         jobs,
         Policy(mode=mode),
         workers=workers,
@@ -55,7 +55,7 @@ def test_backlogged_equal_flows_stay_within_the_bound(
 @looks.tried
 def test_service_is_proportional_to_weights(weights: list[float], slots: int) -> None:
     by_scope = {f"t{number}": weight for number, weight in enumerate(weights)}
-    world = World(
+    world = ScheduleWorld(
         [job(share_owner, share_owner, 9_999) for share_owner in by_scope], Policy(), slots=slots, weights=by_scope
     )
     world.run(60)
@@ -66,7 +66,7 @@ def test_service_is_proportional_to_weights(weights: list[float], slots: int) ->
 @pytest.mark.parametrize("mode", SHARING)
 def test_one_round_deals_equal_flows_equal_slices(mode: Mode) -> None:
     jobs = [job(f"{flow}-{number}", f"t{flow}", 99) for flow in range(4) for number in range(1 + 20 * (flow == 0))]
-    world = World(jobs, Policy(mode=mode), slots=8)
+    world = ScheduleWorld(jobs, Policy(mode=mode), slots=8)
     world.act(world.workers[0])
     taken: dict[str, int] = {}
     for (job_id, _), count in slices(world.last_choice).items():
@@ -76,7 +76,7 @@ def test_one_round_deals_equal_flows_equal_slices(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", SHARING)
 def test_one_small_job_behind_a_million_items_gets_the_next_slice(mode: Mode) -> None:
-    world = World([job(f"big{number}", "big", 5_000) for number in range(3)], Policy(mode=mode), slots=3)
+    world = ScheduleWorld([job(f"big{number}", "big", 5_000) for number in range(3)], Policy(mode=mode), slots=3)
     world.run(40)
     world.add(job("small", "late", 1, created_at=world.now))
     world.step()

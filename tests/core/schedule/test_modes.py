@@ -5,7 +5,7 @@ from hypothesis import given
 from msgspec.structs import replace
 
 from tests.core.schedule import looks
-from tests.core.schedule.world import World, job
+from tests.core.schedule.world import ScheduleWorld, job
 from tidegate.core.schedule import Choice, Mode, Policy, Reason, Snapshot, Why, choose, reason_of
 
 MODES = list(Mode)
@@ -152,7 +152,7 @@ def test_every_backlogged_job_gets_its_slices(mode: Mode, slots: int, workers: i
         job("urgent", "c", 20, 100, expires_at=30_000),
         job("other", "b", 50, 100, model="n"),
     ]
-    world = World(waiting, policy, workers=workers, slots=slots, slices_max=slots + 1)
+    world = ScheduleWorld(waiting, policy, workers=workers, slots=slots, slices_max=slots + 1)
     number = 0
 
     def add_small_job() -> None:
@@ -173,7 +173,7 @@ def test_every_backlogged_job_gets_its_slices(mode: Mode, slots: int, workers: i
 
 def test_fifo_is_whole_jobs_in_order_of_age() -> None:
     jobs = [job("second", "a", 3, created_at=2), job("first", "b", 5, created_at=1), job("third", "b", 1, created_at=3)]
-    world = World(jobs, Policy(mode=Mode.FIFO), slots=6)
+    world = ScheduleWorld(jobs, Policy(mode=Mode.FIFO), slots=6)
     world.act(world.workers[0])
     assert [(pick.job_id, pick.slice_count, pick.why) for pick in world.last_choice.picks] == [
         ("first", 5, Why.FIFO),
@@ -183,7 +183,7 @@ def test_fifo_is_whole_jobs_in_order_of_age() -> None:
 
 def test_slices_go_round_the_jobs() -> None:
     jobs = [job("b", "a", 9, created_at=2), job("a", "a", 9, created_at=1), job("c", "b", 1, created_at=3)]
-    world = World(jobs, Policy(mode=Mode.SLICE), slots=6)
+    world = ScheduleWorld(jobs, Policy(mode=Mode.SLICE), slots=6)
     world.act(world.workers[0])
     assert slices(world.last_choice) == {("a", "m"): 3, ("b", "m"): 2, ("c", "m"): 1}
 
@@ -192,7 +192,7 @@ def test_a_model_with_many_jobs_leaves_the_worker_room_for_another() -> None:
     jobs = [job(f"x{number}", "a", 9, model="x", created_at=number) for number in range(20)]
     jobs.append(job("y", "b", 9, model="y", created_at=99))
     for mode, of_y in ((Mode.SLICE, 0), (Mode.MODEL_CAPACITY, 4), (Mode.FAIR_SHARE, 4), (Mode.SMART, 4)):
-        world = World(jobs, Policy(mode=mode), slots=8, slices_max=8)
+        world = ScheduleWorld(jobs, Policy(mode=mode), slots=8, slices_max=8)
         choice = choose(world.look(world.workers[0]), world.policy)
         assert slices(choice).get(("y", "y"), 0) == of_y
 
@@ -200,13 +200,13 @@ def test_a_model_with_many_jobs_leaves_the_worker_room_for_another() -> None:
 @pytest.mark.parametrize("mode", [Mode.MODEL_CAPACITY, Mode.FAIR_SHARE, Mode.SMART])
 def test_models_take_turns_where_a_worker_holds_one_slice(mode: Mode) -> None:
     jobs = [job(f"x{number}", "a", 1, model="x") for number in range(50)] + [job("y", "b", 50, model="y")]
-    world = World(jobs, Policy(mode=mode), slots=1, slices_max=1)
+    world = ScheduleWorld(jobs, Policy(mode=mode), slots=1, slices_max=1)
     world.run(20)
     assert world.jobs["y"].leased_count in (10, 11)
 
 
 def test_a_full_worker_says_so() -> None:
-    world = World([job("a", "t", 2)], Policy(), slots=1, slices_max=0)
+    world = ScheduleWorld([job("a", "t", 2)], Policy(), slots=1, slices_max=0)
     world.act(world.workers[0])
     assert world.last_choice.picks == []
     assert [skip.reason for skip in world.last_choice.skips] == [Reason.WORKER_FULL]
@@ -217,7 +217,7 @@ def test_of_one_owner_a_higher_priority_goes_first_and_no_other_owner_waits_for_
     def jobs(*priorities: int) -> list[str]:
         """Whose slices are taken, one after another, where `a` has three jobs of these priorities and `b` has one."""
         mine = [job(f"a{n}", "a", 2, created_at=n, priority=one) for n, one in enumerate(priorities)]
-        world = World([*mine, job("b", "b", 6, created_at=9)], Policy(mode), slots=1, slices_max=1)
+        world = ScheduleWorld([*mine, job("b", "b", 6, created_at=9)], Policy(mode), slots=1, slices_max=1)
         order = []
         while any(one.slices for one in world.jobs.values()):
             before = {one.id: len(one.slices) for one in world.jobs.values()}

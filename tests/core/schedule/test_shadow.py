@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from tests.core.schedule import looks
 from tests.core.schedule.test_modes import slices
-from tests.core.schedule.world import World, job
+from tests.core.schedule.world import ScheduleWorld, job
 from tidegate.core.schedule import Difference, Mode, Policy, Reason, Snapshot, choose, compare
 
 
 def test_fifo_beside_fair_share_names_the_jobs_that_would_have_waited() -> None:
-    world = World([job("old", "a", 9), job("new", "b", 9, created_at=5)], Policy(mode=Mode.FAIR_SHARE), slots=4)
+    world = ScheduleWorld([job("old", "a", 9), job("new", "b", 9, created_at=5)], Policy(mode=Mode.FAIR_SHARE), slots=4)
     look = world.look(world.workers[0])
     ours = choose(look, world.policy)
     assert compare(look, world.policy, ours, Mode.FIFO) == [
@@ -22,7 +22,7 @@ def test_fifo_beside_fair_share_names_the_jobs_that_would_have_waited() -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_a_mode_does_not_differ_from_itself(mode: Mode) -> None:
-    world = World([job("a", "a", 9), job("b", "b", 9)], Policy(mode=mode), slots=3)
+    world = ScheduleWorld([job("a", "a", 9), job("b", "b", 9)], Policy(mode=mode), slots=3)
     look = world.look(world.workers[0])
     assert compare(look, world.policy, choose(look, world.policy), mode) == []
 

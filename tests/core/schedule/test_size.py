@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.core.schedule import looks
 from tests.core.schedule.test_deadlines import VIEW
 from tests.core.schedule.test_modes import slices
-from tests.core.schedule.world import World, job
+from tests.core.schedule.world import ScheduleWorld, job
 from tidegate.core.schedule import Policy, Why, choose, ranking
 
 
@@ -32,7 +32,7 @@ def test_rank_is_remaining_less_a_bounded_credit(left: int, created_at: int, now
 
 
 def test_small_jobs_of_a_tenant_go_before_its_large_ones() -> None:
-    world = World([job("large", "t", 500, 1_000), job("small", "t", 2, 1_000, created_at=5)], Policy(), slots=2)
+    world = ScheduleWorld([job("large", "t", 500, 1_000), job("small", "t", 2, 1_000, created_at=5)], Policy(), slots=2)
     world.act(world.workers[0])
     assert slices(world.last_choice) == {("small", "m"): 2}
 
@@ -41,7 +41,7 @@ def test_small_jobs_of_a_tenant_go_before_its_large_ones() -> None:
 def test_a_large_job_has_a_slice_at_every_interval(slots: int) -> None:
     """Beside small jobs of the same tenant that would always rank first, and with never more than every second slice."""
     policy = Policy(large_interval_ms=5_000, large_units=10_000, age_units_max=10_000)
-    world = World([job("large", "t", 1_000, 100)], policy, slots=slots)
+    world = ScheduleWorld([job("large", "t", 1_000, 100)], policy, slots=slots)
     number = 0
     leased: list[int] = []
 
@@ -65,7 +65,7 @@ def test_a_large_job_has_a_slice_at_every_interval(slots: int) -> None:
 def test_many_large_jobs_take_no_more_than_every_second_slice_of_their_tenant() -> None:
     policy = Policy(large_interval_ms=1, large_units=1_000, age_units_max=1_000, age_units_per_s=0)
     jobs = [job(f"large{number}", "t", 100, 100, created_at=-5_000) for number in range(20)]
-    world = World([*jobs, *(job(f"s{number}", "t", 1, 100) for number in range(60))], policy, slots=1)
+    world = ScheduleWorld([*jobs, *(job(f"s{number}", "t", 1, 100) for number in range(60))], policy, slots=1)
     world.run(40)
     assert 18 <= sum(one.leased_count for one in jobs) <= 22
 
@@ -76,7 +76,7 @@ def test_the_fast_lane_gives_small_jobs_a_part_for_themselves(slots: int) -> Non
 
     def begun(policy: Policy) -> int:
         jobs = [job(f"bulk{number}", f"bulk{number}", 9_999, 1_000) for number in range(5)]
-        world = World([*jobs, job("small", "rich", 1, 500)], policy, slots=slots, units_per_s=1_000)
+        world = ScheduleWorld([*jobs, job("small", "rich", 1, 500)], policy, slots=slots, units_per_s=1_000)
         world.served["m", "rich"] = 1e9
         world.run(30 * slots)
         return world.jobs["small"].leased_count
@@ -87,7 +87,7 @@ def test_the_fast_lane_gives_small_jobs_a_part_for_themselves(slots: int) -> Non
 
 def test_the_fast_lane_is_bounded_and_named() -> None:
     jobs = [job(f"s{number}", "rich", 1, 100) for number in range(50)] + [job("bulk", "poor", 999, 1_000)]
-    world = World(jobs, Policy(fast_lane=True, fast_lane_share=0.25, fast_lane_units=500), slots=20)
+    world = ScheduleWorld(jobs, Policy(fast_lane=True, fast_lane_share=0.25, fast_lane_units=500), slots=20)
     world.served["m", "rich"] = 1e9
     choice = choose(world.look(world.workers[0]), world.policy)
     fast = sum(pick.slice_count for pick in choice.picks if pick.why is Why.FAST_LANE) * 100

@@ -87,7 +87,7 @@ class Flight:
     why: Why = field(compare=False)
 
 
-class World:
+class ScheduleWorld:
     def __init__(
         self,
         jobs: Iterable[Job],

@@ -9,7 +9,7 @@ import pytest
 from bench.harvest import FLOOD_CALLS, PLAIN, SEES_ALL, Found, Run, measure
 from bench.harvest_shipped import NOTICE_MS
 from bench.harvest_traces import TRACES, batch
-from bench.harvest_world import CALIBRATED, Apart, Costs, Sight, World
+from bench.harvest_world import CALIBRATED, Apart, Costs, HarvestWorld, Sight
 from tidegate.core.tide.controller import Tide
 from tidegate.simulate.engine.cost import step_ms
 from tidegate.simulate.engine.model import ModelledRequest, Sequence
@@ -67,7 +67,7 @@ def test_what_a_sequence_costs_on_an_engine_is_found_out(costs: Costs) -> None:
     policy = Run("tide", "steady", seconds, sight=APART, costs=costs).policy()
     assert isinstance(policy, Tide)
     before = policy.cost.slowdown(10, 0.0)
-    World(PLAIN, TRACES["steady"](seconds), batch(), policy, seconds * 1000, APART, costs).run()
+    HarvestWorld(PLAIN, TRACES["steady"](seconds), batch(), policy, seconds * 1000, APART, costs).run()
     # The mean context of the two kinds of calls lies between 300 and 900 tokens.
     base_ms = step_ms(0, 0, 0) * costs.base
     low, high = (10 * costs.sequence * (step_ms(1, context, 0) - step_ms(0, 0, 0)) / base_ms for context in (300, 900))
@@ -87,7 +87,7 @@ def test_the_same_run_twice_is_the_same(sight: Sight) -> None:
 
 def test_no_item_is_handed_back_more_than_twice() -> None:
     run = Run("tide", "steady", SECONDS)
-    world = World(PLAIN, TRACES["steady"](SECONDS), batch(), run.policy(), SECONDS * 1000, SEES_ALL)
+    world = HarvestWorld(PLAIN, TRACES["steady"](SECONDS), batch(), run.policy(), SECONDS * 1000, SEES_ALL)
     submitted: Counter[bytes] = Counter()
     submit = world.engine.submit
 

@@ -80,7 +80,7 @@ class Verdict:
     states: frozenset[str]
 
 
-class World:
+class SimulatedWorld:
     def __init__(self, plan: Plan, scratch: Path) -> None:
         self.plan = plan
         self.loop = VirtualLoop()
@@ -560,7 +560,7 @@ def simulate(plan: Plan, *, keep: list[str] | None = None) -> Verdict:
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.enter_context(tiny_settings())
-        world = World(plan, scratch)
+        world = SimulatedWorld(plan, scratch)
         stack.enter_context(overheard(world.breaks))
         stack.enter_context(world.redis.serving(world.process_named))
         stack.callback(world.close)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.contracts.store_world import Clock, StoreWorld, plan_of, tries
+from tests.contracts.store_world import StoreHandClock, StoreWorld, plan_of, tries
 from tests.support.store_verbs import granted
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.job_controls import Canary
@@ -220,7 +220,7 @@ async def test_processes_that_share_a_store_keep_one_time(tmp_path: Path, step_m
 async def test_a_retry_after_outlasts_a_clock_that_is_followed(machine: Machine) -> None:
     store, wait_ms = await machine.open(), 30 * MINUTE
     await machine.let_pass(3 * SECOND)
-    world = StoreWorld(store, Clock(), machine.open)
+    world = StoreWorld(store, StoreHandClock(), machine.open)
     worker = await world.worker(DAY)
     job = await world.running(await world.caller(), 1)
     [held] = await world.lease(worker, job)
@@ -239,7 +239,7 @@ async def test_a_retry_after_outlasts_a_clock_that_is_followed(machine: Machine)
 async def test_what_a_canary_holds_back_is_let_go_after_a_clock_was_followed(machine: Machine) -> None:
     store = await machine.open()
     await machine.let_pass(3 * SECOND)
-    world = StoreWorld(store, Clock(), machine.open)
+    world = StoreWorld(store, StoreHandClock(), machine.open)
     worker = await world.worker(DAY)
     job = await world.job(await world.caller(), canary=Canary(2, 500_000, "continue"))
     job = await world.ingested(job, replace(plan_of(2, 2), sample_count=2))

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.contracts.store_world import DAY_MS, Clock, StoreWorld
+from tests.contracts.store_world import DAY_MS, StoreHandClock, StoreWorld
 from tests.support.processes import Processes, wait_until
 from tests.support.shims import Shims, preload_env
 from tidegate import storage
@@ -340,7 +340,7 @@ async def test_a_full_disk_has_a_name_of_its_own(tmp_path: Path) -> None:
     await store.close()
 
 
-class TickingClock(Clock):
+class TickingClock(StoreHandClock):
     """A clock that is a millisecond on at every look."""
 
     def __call__(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.store_world import Clock
+from tests.contracts.store_world import StoreHandClock
 from tidegate.core.errors import ApiProblem
 from tidegate.settings.capacity import ModelDeployment, ModelSettings, ResourceEntry
 from tidegate.settings.groups import Settings
@@ -33,7 +33,7 @@ class Unaudited:
 
 @pytest.fixture
 async def editor() -> AsyncIterator[RoutingEditor]:
-    store = Store(SqliteDriver(None, Clock()))
+    store = Store(SqliteDriver(None, StoreHandClock()))
     await store.migrate()
     yield RoutingEditor(store, lambda: SETTINGS, looks_up=False)
     await store.close()
