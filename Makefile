@@ -39,9 +39,12 @@ test: venv browser helm  ## every test but the soak and those of `make check`, o
 	@$(BIN)/python -m compileall -q -j 0 src
 	$(BIN)/pytest -n $(WORKERS) $(READ_TESTS:%=--ignore=%)
 
-# The console's tests drive Debian's Chromium, and fetch axe-core with npm. Without root, put a `chromium` and an `npm` on the PATH.
+# The console's tests drive Debian's Chromium, and fetch axe-core with npm. Its headless shell takes less CPU; without root, put that or a
+# `chromium` and an `npm` on the PATH.
 browser:  ## install the browser that the console's tests drive
-	@missing=; for one in chromium npm; do command -v $$one > /dev/null || missing="$$missing $$one"; done; \
+	@missing=; command -v npm > /dev/null || missing=npm; \
+		command -v chromium-headless-shell > /dev/null || { test "$$(id -u)" != 0 && command -v chromium > /dev/null; } || \
+			missing="$$missing chromium-headless-shell"; \
 		test -z "$$missing" || { apt-get update -q && apt-get install -y -q $$missing; }
 
 # Helm's package is for x86-64 alone: elsewhere that one runs in Debian's emulator. Without root, put a `helm` on the PATH.

@@ -345,7 +345,7 @@ def photograph(url: str, key: str, pages: dict[str, str], before: Callable[[], N
     """Take a picture of each page as an operator sees it who has looked at the first while something happened."""
     from playwright.sync_api import expect, sync_playwright
 
-    found = shutil.which("chromium")
+    found = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     assert found, "the pictures of the console need Chromium: `make browser` installs it"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
