@@ -57,6 +57,8 @@ RETIRED_IN_UPSTREAM = {"lane": "deployment state", "leave": "permit"}
 # Tests hold things on purpose. A job may hold a model's items back: that is a state in the store.
 RETIRED_IN_SOURCE = {"held": "what holds it and why: leased, waiting, stored"}
 STATES = {"core/states.py HELD"}
+# A field of OpenAI's API.
+API_FIELDS = {"core/policy/plain_texts.py presence_penalty"}
 # The socket module's own words for what to shut down.
 SOCKET_WORDS = {"SHUT_RDWR", "SHUT_WR"}
 # The fields of a syntax node that hold a name.
@@ -120,7 +122,7 @@ def test_retired_words_are_gone_from_names(folder: Path) -> None:
         for part in _parts(name)
         if part in retired or (part in RETIRED_IN_UPSTREAM and folder == SOURCE and path.startswith("upstream/"))
     }
-    assert sorted(found - STATES) == [], f"say instead: {retired | RETIRED_IN_UPSTREAM}"
+    assert sorted(found - STATES - API_FIELDS) == [], f"say instead: {retired | RETIRED_IN_UPSTREAM}"
 
 
 @pytest.mark.parametrize("folder", [SOURCE, TESTS, BENCHMARKS], ids=name)

@@ -53,7 +53,7 @@ _INVISIBLE = re.compile(
     "\U00013430-\U0001345f"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e007f-\U000e0fff]"
 )
-_CONTROLS = dict.fromkeys((*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F))
+_CONTROLS = bytes((*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F))
 # Letters that are invisible, but that models read.
 _TAGS = {0xE0000 + code: code for code in range(0x20, 0x7F)}
 _TEXT_TYPE = re.compile(r"text/|application/(?:[\w.+-]*(?:json|xml|yaml|javascript|csv|x-ndjson|jsonl))")
@@ -128,15 +128,14 @@ class BodyTexts:
             self.texts.append(body.decode("utf-8", "replace"))
             self.unseen = "it is not JSON, or nested too deeply"
             return
-        # A text may contain the end of a name too: only then all names are read.
-        if len(_KEY_END.findall(body)) > self._keys and sum(map(bool, _KEY.findall(body))) > self._keys:
+        if has_more_names(body, self._keys):
             self.unseen = self.unseen or "a field is named twice"
             self.texts += [_plain(token) for token in re.findall(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', body)]
 
     def _top(self, fields: dict[str, Any]) -> None:
         looked_at = dict(fields)
         for name in OF_ANSWER & fields.keys() if self._is_answer else ():
-            self._keys += 1 + _count_keys(looked_at.pop(name))
+            self._keys += 1 + count_keys(looked_at.pop(name))
         if type(looked_at.get("model")) is str:
             self._keys += 1
             del looked_at["model"]
@@ -265,6 +264,19 @@ class BodyTexts:
         return not is_text
 
 
+def has_more_names(body: bytes, count: int) -> bool:
+    """Return whether a body has more than so many names of fields."""
+    # A text may contain a colon or the end of a name too: only then all names are read.
+    return (
+        body.count(b":") > count and len(_KEY_END.findall(body)) > count and sum(map(bool, _KEY.findall(body))) > count
+    )
+
+
+def is_data_url(text: str) -> bool:
+    """Return whether a text may be read as a `data:` URL, which holds another text or a file."""
+    return text[:1] in _BEFORE_DATA and _DATA_URL.match(text) is not None
+
+
 def is_api_word(name: str, text: str, *, is_answer: bool) -> bool:
     """Return whether this value of this field is one of the API's own, which no guardrail
     changes."""
@@ -288,8 +300,15 @@ def readings(text: str) -> Iterator[str]:
             if plain != before:
                 yield plain
     for one in (text, plain) if plain != text else (text,):
-        if (shaped := one.translate(_CONTROLS) if one.isascii() else _shaped(one)) != one:
+        if (shaped := _without_controls(one) if one.isascii() else _shaped(one)) != one:
             yield shaped
+
+
+def _without_controls(text: str) -> str:
+    """Return a text in ASCII without control characters, but with its line breaks and tabs."""
+    letters = text.encode()
+    shown = letters.translate(None, _CONTROLS)
+    return text if len(shown) == len(letters) else shown.decode()
 
 
 def _shaped(text: str) -> str:
@@ -398,7 +417,8 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int or (type(value) is float and value.is_integer())
 
 
-def _count_keys(value: Any) -> int:
+def count_keys(value: Any) -> int:
+    """Return how many names of fields a decoded value has, with all values in it."""
     if isinstance(value, dict):
-        return len(value) + sum(map(_count_keys, value.values()))
-    return sum(map(_count_keys, value)) if isinstance(value, list) else 0
+        return len(value) + sum(map(count_keys, value.values()))
+    return sum(map(count_keys, value)) if isinstance(value, list) else 0

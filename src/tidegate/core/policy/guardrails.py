@@ -24,6 +24,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.policy.body_texts import BodyTexts, is_api_word, readings
 from tidegate.core.policy.json_schema import Schema
 from tidegate.core.policy.patterns import Finder
+from tidegate.core.policy.plain_texts import plain_texts
 from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.wording import in_words
 
@@ -178,9 +179,9 @@ class Patterns:
         return Transformed(redacted) if self._look(redacted, what) is None else refusal
 
     def _look(self, body: bytes, what: str) -> GuardrailRefusal | None:
-        found = BodyTexts(body, is_answer=what == "answer")
-        may_find = any(map(self._finder.may_find_in, readings("\n".join(found.texts))))
-        for text in dict.fromkeys(found.texts) if may_find or len(body) > self._text_chars_max else ():
+        texts, unseen = _texts(body, is_answer=what == "answer")
+        may_find = any(map(self._finder.may_find_in, readings("\n".join(texts))))
+        for text in dict.fromkeys(texts) if may_find or len(body) > self._text_chars_max else ():
             if len(text) > self._text_chars_max:
                 return GuardrailRefusal(
                     GuardrailCode.LENGTH,
@@ -192,10 +193,10 @@ class Patterns:
                     GuardrailCode.PATTERN,
                     f"The guardrail {self._name!r} does not let this {what} pass: change its text.",
                 )
-        if found.unseen and self._unseen is Unseen.REFUSE:
+        if unseen and self._unseen is Unseen.REFUSE:
             return GuardrailRefusal(
                 GuardrailCode.UNSEEN,
-                f"The guardrail {self._name!r} cannot look at all of this {what}, so it does not pass: {found.unseen}.",
+                f"The guardrail {self._name!r} cannot look at all of this {what}, so it does not pass: {unseen}.",
             )
         return None
 
@@ -211,6 +212,15 @@ class Patterns:
                 chunks += [body[done:start], _encode(redacted)]
                 done = end
         return b"".join([*chunks, body[done:]])
+
+
+def _texts(body: bytes, *, is_answer: bool) -> tuple[list[str], str]:
+    """Return the texts of a body, and what of it cannot be looked at."""
+    plain = plain_texts(body, is_answer=is_answer)
+    if plain is not None:
+        return plain, ""
+    found = BodyTexts(body, is_answer=is_answer)
+    return found.texts, found.unseen
 
 
 def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:

@@ -1,0 +1,126 @@
+"""The texts of an ordinary chat, for guardrails: one typed decode instead of a walk over all its
+values.
+
+An ordinary chat has only fields from a short list, its messages are strings, and its speakers take
+turns. Most bodies are ordinary. `BodyTexts` reads every other body, and for an ordinary one it
+would find the same texts.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tidegate.core.json_limits import has_too_many_values
+from tidegate.core.policy.body_texts import count_keys, has_more_names, is_data_url
+
+_Role = Literal["system", "developer", "user", "assistant"]
+_Finish = Literal["stop", "length", "content_filter", "tool_calls"]
+_Absent = list[None] | None | UnsetType
+
+
+class _PlainTurn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    role: _Role
+    content: str
+
+
+class _PlainChatRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A request with one text for each message, and numbers that cannot hide a text."""
+
+    messages: list[_PlainTurn]
+    model: str | UnsetType = UNSET
+    stream: bool | UnsetType = UNSET
+    max_tokens: int | UnsetType | None = UNSET
+    max_completion_tokens: int | UnsetType | None = UNSET
+    temperature: float | UnsetType | None = UNSET
+    top_p: float | UnsetType | None = UNSET
+    frequency_penalty: float | UnsetType | None = UNSET
+    presence_penalty: float | UnsetType | None = UNSET
+    n: int | UnsetType | None = UNSET
+    seed: int | UnsetType | None = UNSET
+
+
+class _PlainReply(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The text of a choice; all other fields are there and empty, or not there."""
+
+    role: _Role
+    content: str
+    refusal: _Absent = UNSET
+    annotations: _Absent = UNSET
+    audio: _Absent = UNSET
+    function_call: _Absent = UNSET
+    tool_calls: _Absent = UNSET
+    reasoning: _Absent = UNSET
+    reasoning_content: _Absent = UNSET
+
+
+class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    message: _PlainReply
+    index: int | UnsetType = UNSET
+    finish_reason: _Finish | UnsetType | None = UNSET
+    logprobs: _Absent = UNSET
+    stop_reason: _Absent = UNSET
+    token_ids: _Absent = UNSET
+
+
+class _PlainChatAnswer(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An answer in texts. The server writes the fields around its choices, and the model none of
+    them."""
+
+    choices: list[_PlainChoice]
+    id: str | UnsetType = UNSET
+    object: str | UnsetType = UNSET
+    created: int | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    system_fingerprint: str | UnsetType | None = UNSET
+    service_tier: str | UnsetType | None = UNSET
+    prompt_token_ids: _Absent = UNSET
+    prompt_logprobs: _Absent = UNSET
+    kv_transfer_params: _Absent = UNSET
+    usage: Any = UNSET
+
+
+_decode_request = msgspec.json.Decoder(_PlainChatRequest).decode
+_decode_answer = msgspec.json.Decoder(_PlainChatAnswer).decode
+# Servers take both roles for the operator's words, and read neighbours of one role as one text.
+_SPEAKERS = {"system": "operator", "developer": "operator", "user": "user", "assistant": "model"}
+
+
+def plain_texts(body: bytes, *, is_answer: bool) -> list[str] | None:
+    """Return the texts of an ordinary chat request or answer; None for any other body."""
+    if has_too_many_values(body):
+        return None
+    try:
+        found = _of_answer(_decode_answer(body)) if is_answer else _of_request(_decode_request(body))
+    except (ValueError, RecursionError):
+        return None
+    if found is None:
+        return None
+    texts, names = found
+    # A name that stands there twice was decoded once.
+    return None if any(map(is_data_url, texts)) or has_more_names(body, names) else texts
+
+
+def _of_request(chat: _PlainChatRequest) -> tuple[list[str], int] | None:
+    """Return the texts of a request and the number of its names; None if a speaker has two turns
+    in a row."""
+    speaker, texts = "", []
+    for turn in chat.messages:
+        before, speaker = speaker, _SPEAKERS[turn.role]
+        if speaker == before:
+            return None
+        texts.append(turn.content)
+    return texts, _count_names(chat) + 2 * len(texts)
+
+
+def _of_answer(chat: _PlainChatAnswer) -> tuple[list[str], int]:
+    """Return the texts of an answer and the number of its names."""
+    names = _count_names(chat) + count_keys(chat.usage)
+    for choice in chat.choices:
+        names += _count_names(choice) + _count_names(choice.message)
+    return [choice.message.content for choice in chat.choices], names
+
+
+def _count_names(part: msgspec.Struct) -> int:
+    values = msgspec.structs.astuple(part)
+    return len(values) - values.count(UNSET)
