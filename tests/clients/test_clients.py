@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from tests.clients.environments import CLIENTS, Environment
@@ -14,10 +12,7 @@ QUICK = ("openbatch", "batchwizard")
 
 @pytest.mark.timeout(600)
 def test_two_clients_that_install_in_seconds() -> None:
-    try:
-        environments = {name: Environment(name, CLIENTS[name]) for name in QUICK}
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"the clients cannot be installed here: {error}")
+    environments = {name: Environment(name, CLIENTS[name]) for name in QUICK}
     with started("embedded") as site:
         for name, environment in environments.items():
             shown = environment.run(site.url, site.keyed(name).api_key)
