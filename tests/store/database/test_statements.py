@@ -239,6 +239,12 @@ def test_a_look_of_the_scheduler_sorts_and_scans_nothing_on_sqlite(name: str) ->
     assert [step for step in steps if "TEMP B-TREE" in step or (step.startswith("SCAN") and step != "SCAN due")] == []
 
 
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_of_the_scheduler_joins_no_table(name: str) -> None:
+    """Plans whose costs differ by a percent are equal to PostgreSQL, and beside a costly condition that is a scan of all flows."""
+    assert not re.search(r"\bjoin\b", statements()[name].sql)
+
+
 @pytest.mark.anyio
 async def test_a_look_of_the_scheduler_sorts_and_scans_nothing_on_postgresql(postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)

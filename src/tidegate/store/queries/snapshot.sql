@@ -114,8 +114,11 @@ limit :jobs_max;
 
 -- snapshot_due --
 -- The jobs of a model that can start and are due first, whatever their flow, with the weight and
--- service of the flow. Each open job has a flow.
-select due.*, f.weight_milli, f.served
+-- service of the flow. Each open job has a flow. Both are looked up by their key, because
+-- PostgreSQL reads all flows for a join.
+select due.*,
+    (select f.weight_milli from flows f where f.model = due.model and f.share_owner = due.share_owner) as weight_milli,
+    (select f.served from flows f where f.model = due.model and f.share_owner = due.share_owner) as served
 from (
     select {job_columns}
     from job_models o
@@ -123,8 +126,7 @@ from (
         and {owner_of_worker} in ('', o.share_owner) and {has_startable_slice}
     order by o.due_at, o.job_id
     limit :due_max
-) due
-join flows f on f.model = due.model and f.share_owner = due.share_owner;
+) due;
 
 -- outlook_job --
 -- For each model of a job: its own work, the work of its flow that goes first, the work in flight,
