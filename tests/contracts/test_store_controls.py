@@ -165,6 +165,7 @@ async def test_nothing_of_a_job_runs_before_its_moment(world: StoreWorld) -> Non
     await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": START_MS + 2 * HOUR_MS}))
     assert [one.must_wait for one in await world.store.beat(worker_id, 30_000) or []] == [True]
     assert await offered(world) == []
+    assert await world.lease(worker_id, job) == []
     await world.store.change_job(caller.tenant_id, job.id, JobChange({"not_before": 0}))
     assert await offered(world) == [job.id]
 

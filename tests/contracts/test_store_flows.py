@@ -261,6 +261,15 @@ async def test_a_flow_with_work_is_neither_closed_nor_put_to_sleep(world: StoreW
     assert set(await flows(world)) == set(await awake(world)) == {share_owner}
 
 
+async def test_a_slice_that_is_given_back_is_offered_again_though_nothing_else_was_left(world: StoreWorld) -> None:
+    caller = await world.caller()
+    job = await world.running(caller, 1)
+    [held] = await world.lease(await world.worker(), job)
+    await world.store.close_spent(MODEL, job.share_owner)
+    assert await world.store.release_slice(job.id, held.first, held.token, 0)
+    assert set(await flows(world)) == {job.share_owner}
+
+
 class Golden(Policies):
     def weight(self, tenant: str) -> float:
         return 3.5 if tenant == "gold" else 1.0

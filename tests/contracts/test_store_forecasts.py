@@ -37,6 +37,20 @@ async def test_what_a_flow_has_is_ahead_of_what_it_gets(world: StoreWorld) -> No
     assert (theirs.flow_count, theirs.weights) == (2, 2.0)
 
 
+async def test_a_model_was_busy_for_as_long_as_its_longest_call_whichever_server_answered_it(world: StoreWorld) -> None:
+    caller, log = await world.caller(), await world.log()
+    job = await world.running(caller, 2)
+    await world.clock.advance(110_000 - world.clock.now % 60_000)
+    lines = [line(job.id, number) for number in range(2)]
+    answers = [
+        Finished(number, Outcome.ANSWERED, len(lines[number]), 0, "", Usage(), 0, MODEL, 50, server, took_ms=took_ms)
+        for number, (server, took_ms) in enumerate((("slow", 40_000), ("quick", 1_000)))
+    ]
+    await world.record(JobFlush(job.id, answers=answers, answers_placed=log.append(lines)))
+    [minute] = (await world.store.forecast(MODEL, job.share_owner, Backlog(500))).minutes
+    assert (minute.busy_ms, minute.call_ms) == (40_000, 41_000)
+
+
 async def test_of_more_jobs_than_are_looked_at_the_first_are_ahead(
     world: StoreWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,8 @@ async def test_a_quota_of_queued_work_counts_what_is_not_done(world: StoreWorld)
     await world.job(caller, quotas=quotas)
     await world.running(caller, 1)
     assert (await refused(world.job(caller, quotas=quotas))).code == "quota_exceeded"
+    await world.store.pause_job(caller.tenant_id, job.id)
+    assert (await refused(world.job(caller, quotas=quotas))).code == "quota_exceeded", "paused work is still queued"
     await world.store.cancel_job(caller.tenant_id, job.id)
     await world.job(caller, quotas=quotas)
 

@@ -10,6 +10,7 @@ import pytest
 from tests.contracts.store_world import MODEL, START_MS, StoreWorld
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.nouns import Caller, Job
+from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.store.tenants.keys import KeyRights
 
 pytestmark = pytest.mark.anyio
@@ -157,6 +158,31 @@ async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world
     assert len(await world.lease(worker, job)) == 1
     assert await world.store.delete_keys_of("acme") == ["k1", "k2"]
     assert len(await world.lease(worker, other)) == 1
+
+
+async def test_a_rest_of_a_job_ends_when_its_key_changes_and_no_process_that_missed_that_makes_a_long_one(
+    world: StoreWorld,
+) -> None:
+    tenant, hour_ms = await world.store.put_tenant(world.id("tenant"), "acme"), 3_600_000
+    await put(world, "k1", tenant)
+    job = await world.running(Caller(tenant, "k1"), 1)
+
+    async def is_offered() -> bool:
+        look = await world.store.snapshot("", {MODEL: ModelRoom(9)}, slice_items=4, slices_max=9)
+        return [view.job_id for view in look.jobs] == [job.id]
+
+    await world.store.rest_job(job.id, MODEL, hour_ms)
+    assert not await is_offered()
+    assert await world.store.change_key("k1", KeyRights(limits=(Limit(Period.DAY, requests=9),)))
+    assert await is_offered()
+    await world.store.rest_job(job.id, MODEL, hour_ms)
+    assert not await is_offered()
+    await world.clock.advance(1_000)
+    assert await is_offered(), "that process may not have known the new rights"
+    await world.clock.advance(3_000)
+    await world.store.rest_job(job.id, MODEL, hour_ms)
+    await world.clock.advance(hour_ms - 1)
+    assert not await is_offered()
 
 
 async def test_use_is_marked_at_most_once_a_minute(world: StoreWorld) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from tests.contracts.store_world import StoreWorld, finished, line, tries
+from tests.contracts.store_world import DAY_MS, StoreWorld, finished, line, tries
 from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
 from tidegate.core.nouns import Finished, JobFlush, PublishTurns, Recorded, Usage
@@ -277,6 +277,17 @@ async def test_cancelling_keeps_what_is_recorded_and_never_completes(world: Stor
     assert not (await world.answer(log, job, 1)).complete
     job = await world.judge(job)
     assert (job.state, job.closing, job.answered_count) == (JobState.CANCELLING, JobState.CANCELLED, 2)
+
+
+async def test_an_expiring_job_stays_open_until_it_is_closed_though_its_last_item_is_done(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 2)
+    await world.lease(await world.worker(10**9), job)
+    await world.clock.advance(DAY_MS)
+    assert await world.store.expire_job(job.id)
+    recorded = await world.answer(await world.log(), job, 0, 1)
+    assert not recorded.complete
+    found = await world.look(job)
+    assert (found.state, found.closing, found.finalizing_at) == (JobState.IN_PROGRESS, JobState.EXPIRED, None)
 
 
 async def test_a_condemned_log_is_refused_and_leaves_nothing(world: StoreWorld) -> None:

@@ -115,6 +115,7 @@ async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: Stor
     assert not await world.store.delete_response(other.tenant_id, job.id)
     assert await world.store.delete_response(caller.tenant_id, job.id)
     assert not await world.store.delete_response(caller.tenant_id, job.id)
+    assert await world.store.get_job(caller.tenant_id, job.id) is None
     left = await world.look(job)
     assert (left.kind, left.state) == (JobKind.DELETED, JobState.CANCELLING)
     await world.store.forget_job(job.id)

@@ -262,6 +262,14 @@ async def test_a_worker_holds_only_as_many_suspects_as_it_asks_for_the_worst_fir
     assert held_by(await world.store.lease_picks(careful, [(pick, "another")], 2)) == {(1, 1): 3}
 
 
+async def test_suspects_that_a_worker_has_already_count_for_how_many_it_may_have(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 1, 1, 1)
+    await lost_before(world, job, 3)
+    worker, pick = await world.worker(), Pick(job.id, MODEL, 9, Why.FAIR)
+    assert len(await world.store.lease_picks(worker, [(pick, "one")], 1)) == 1
+    assert len(await world.store.lease_picks(worker, [(pick, "two")], 2)) == 1
+
+
 async def test_the_worst_suspect_is_taken_first_wherever_it_lies(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 1, 1)
     await lost_before(world, job, 3, slice_count=2)
@@ -346,6 +354,17 @@ async def test_the_unsent_tail_of_a_slice_is_given_back_while_its_head_is_kept(w
     assert (tail.work_at, tail.work_bytes) == (held.work_at, held.work_bytes)
     assert [holding.first for holding in await world.store.beat(worker, LEASE_MS) or []] == [0]
     assert tail.item_units == held.item_units, "a part of the work goes with its items"
+    look = await world.store.snapshot(worker, {MODEL: ModelRoom(9)}, slice_items=4, slices_max=9)
+    assert look.models[MODEL].in_flight_units == 5 * 50, "and none of it counts twice"
+
+
+async def test_the_tail_of_a_slice_that_lost_owners_lost_as_many(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 4)
+    await lost_before(world, job, 2)
+    [held] = await world.lease(await world.worker(), job)
+    assert await world.store.release_tail(job.id, held.first, held.token, 2)
+    [tail] = await world.lease(await world.worker(), job)
+    assert (tail.first, tail.lost_count) == (2, 2)
 
 
 async def test_a_tail_needs_the_token_and_something_behind_it(world: StoreWorld) -> None:
@@ -403,8 +422,9 @@ async def test_what_was_paid_for_and_taken_back_of_an_item_is_never_forgotten_by
     worker, job = await world.worker(), await world.running(await world.caller(), 1)
     [held] = await world.lease(worker, job)
     paid = (AnswerTry("m", "d", Usage(1, 0, 1, 0), (1, 0, 1), "no number"),)
-    for note in (Attempts(0, 1, 0, "x", hand_backs=2, tries=paid), Attempts(0, 1, 0, "y", hand_backs=1)):
+    for note in (Attempts(0, 2, 0, "x", hand_backs=2, tries=paid), Attempts(0, 1, 0, "y", hand_backs=1)):
         await world.record(JobFlush(job.id, attempts=[(held.token, note)]))
     await world.store.release_slice(job.id, 0, held.token, 0)
     [again] = await world.lease(worker, job)
-    assert (again.attempts[0].hand_backs, again.attempts[0].tries) == (2, paid)
+    found = again.attempts[0]
+    assert (found.count, found.hand_backs, found.tries) == (2, 2, paid)

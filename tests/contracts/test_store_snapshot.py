@@ -11,7 +11,7 @@ from tests.support.store_verbs import lease_slices, slice_counts
 from tidegate.core.nouns import IngestPlan, Job, Usage, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom, Pick, Snapshot, Suspects, Turn, Why
-from tidegate.store.road.leases import BOUNDS, SnapshotBounds
+from tidegate.store.road.leases import BOUNDS, SEARCH_LOSSES_MAX, SnapshotBounds
 
 pytestmark = pytest.mark.anyio
 
@@ -257,6 +257,20 @@ async def test_a_jobs_last_slices_that_lost_no_worker_are_kept_while_a_culprit_i
     assert await take(third, "b") == []
     assert ids(await look(world, third, bounds=SnapshotBounds(shows_kept=True))) == [job.id]
     assert await take(third, "c", keeps_rest=False) == [2, 3]
+
+
+async def test_nothing_waits_any_more_for_a_search_that_lost_too_many_workers(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 1, 1, 1)
+    for _ in range(SEARCH_LOSSES_MAX + 1):
+        worker = await world.worker()
+        await world.lease(worker, job, 1)
+        await world.clock.advance(LEASE_MS + 1)
+        await world.store.declare_gone(worker)
+        await world.store.reclaim_slices(worker)
+    assert not (await look(world)).suspects.is_searching
+    pick = Pick(job.id, MODEL, 9, Why.FAIR)
+    leased = await world.store.lease_picks(await world.worker(), [(pick, "t")], keeps_rest=True)
+    assert [piece.first for piece in leased] == [0, 1, 2]
 
 
 async def test_a_job_with_more_slices_than_are_kept_is_shown_while_its_culprit_is_searched_for(
