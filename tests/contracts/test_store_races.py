@@ -191,6 +191,7 @@ async def test_a_job_never_closes_under_a_lease_that_commits_at_the_same_time(
         await driver.done.wait()
         stopping = asyncio.create_task(stop())
         await until_a_lock_is_awaited(shared_database)
+        assert (await world.look(job)).state is JobState.IN_PROGRESS, "no cancel is answered under a lease"
         driver.go.set()
         assert [piece.first for piece in await leasing] == [int(begun)]
         assert await stopping is False

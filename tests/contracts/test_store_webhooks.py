@@ -217,7 +217,7 @@ async def test_what_a_dead_worker_was_sending_is_sent_again(world: StoreWorld) -
     [lost] = await lease(world, dead)
     await store.declare_gone(dead, leaving=True)
     assert await lease(world, dead) == []
-    [again] = await lease(world, await world.worker())
+    [again] = await lease(world, await world.worker(), tenant_max=1)
     assert again.event_id == lost.event_id
     # The dead worker's last word comes too late.
     assert await store.record_webhook(lost, BROKEN, 5_000) is None
@@ -316,6 +316,10 @@ async def test_an_endpoint_that_fails_for_days_is_disabled(world: StoreWorld) ->
     await store.record_webhook(leased, OK, None)
     await world.clock.advance(HOUR_MS)
     assert (await fail()).disabled_at is None
+    # So does a change by its owner.
+    await world.clock.advance(DISABLED_AFTER_MS)
+    await store.change_webhook_endpoint(caller.tenant_id, made.id, EndpointShape())
+    assert (await fail()).disabled_at is None
     await world.clock.advance(DISABLED_AFTER_MS)
     disabled = await fail()
     assert disabled.disabled_why == "failing"
@@ -381,9 +385,23 @@ async def test_tenants_take_turns(world: StoreWorld) -> None:
     assert {one.tenant_id for one in first} == {busy.tenant_id, calm.tenant_id}
     more = await lease(world, worker_id, count_max=10, tenant_max=3)
     assert [one.tenant_id for one in more] == [busy.tenant_id] * 2
-    assert await lease(world, worker_id, count_max=10, tenant_max=3) == []
+    for tenant_max in (3, 2):
+        assert await lease(world, worker_id, count_max=10, tenant_max=tenant_max) == []
     await cancelled(world, calm)
     assert [one.tenant_id for one in await lease(world, worker_id, count_max=10, tenant_max=3)] == [calm.tenant_id]
+
+
+async def test_a_tenant_that_has_as_many_out_as_it_may_leaves_its_turns_to_others(world: StoreWorld) -> None:
+    full, other, worker_id = await world.caller("full"), await world.caller("other"), await world.worker()
+    for caller in (full, other):
+        await endpoint(world, caller)
+    for _ in range(3):
+        await cancelled(world, full)
+    assert len(await lease(world, worker_id, tenant_max=2)) == 2
+    for _ in range(2):
+        await cancelled(world, other)
+    taken = await lease(world, worker_id, count_max=2, tenant_max=2)
+    assert [one.tenant_id for one in taken] == [other.tenant_id] * 2
 
 
 async def test_a_tenant_gets_no_more_than_its_turns_whatever_plan_the_database_makes(
@@ -418,6 +436,7 @@ async def test_endpoints_of_a_tenant_take_turns(world: StoreWorld) -> None:
         return [one.endpoint_id for one in taken]
 
     assert await leased(2) == [hanging.id] * 2
+    assert await leased(10, endpoint_max=1) == [], "it has more out than it may have now"
     quick = await endpoint(world, caller, name="quick")
     await cancelled(world, caller)
     assert await leased(1) == [quick.id], "it has fewest out"
@@ -429,6 +448,10 @@ async def test_endpoints_of_a_tenant_take_turns(world: StoreWorld) -> None:
     for _ in range(4):
         await cancelled(world, late)
     assert len(await leased(10)) == 3, "one turn of a tenant is never its only endpoint's"
+    await endpoint(world, late, name="another")
+    for _ in range(3):
+        await cancelled(world, late)
+    assert len(await leased(10)) == 1, "all endpoints of a tenant have no more out than the tenant may"
 
 
 async def test_the_tenant_with_the_fewest_deliveries_out_is_next_and_no_turn_is_left_unused(world: StoreWorld) -> None:
