@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import wait_until_async
 from tidegate.backends import blobs_local
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core.files import Placed
@@ -65,4 +66,32 @@ async def test_a_blob_that_was_given_up_while_it_got_its_name_has_none(
     await writer.abort()
     assert await blobs.size(FIRST) is None
     assert await blobs.list_ids("", 10) == []
+    await blobs.close()
+
+
+async def test_a_blob_and_a_log_can_be_read_by_their_user_alone(tmp_path: Path) -> None:
+    """They hold prompts, and their directory may be opened for others."""
+    blobs = LocalBlobs(tmp_path / "blobs")
+
+    async def next_id() -> str:
+        return SECOND
+
+    writer, log = await blobs.create(FIRST), await blobs.open_log(next_id)
+    await writer.finish()
+    await log.append(b"one\n")
+    await log.close()
+    await blobs.close()
+    found = (tmp_path / "blobs").glob("*/*")
+    assert {path.name: path.stat().st_mode & 0o777 for path in found} == {FIRST: 0o600, SECOND: 0o600}
+
+
+async def test_a_blob_whose_beginning_was_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    blobs = LocalBlobs(tmp_path / "blobs")
+    beginning = asyncio.create_task(blobs.create(FIRST))
+    await asyncio.sleep(0)
+    beginning.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await beginning
+    await asyncio.to_thread(blobs._threads.shutdown)
+    await wait_until_async(lambda: not [*(tmp_path / "blobs").glob("*/*")], what="the begun blob to be removed")
     await blobs.close()

@@ -178,6 +178,21 @@ async def test_a_lifetime_gets_back_what_an_unknown_debit_took(
     assert not await fits(601), "it came back once"
 
 
+async def test_an_unknown_debit_is_given_back_before_the_one_that_was_asked_for_meanwhile(limits: LimitsWorld) -> None:
+    process, driver = await limits.faulty_process()
+    one = Budget(LimitBound.KEY, "key", (Limit(Period.LIFETIME, nano=1_000),), BudgetKind.MONEY)
+    [grant] = await process.debit([BudgetRequest((one,), 1, 0, 400)])
+    assert grant.requests == 1
+    driver.lost_after = 1
+    unknown = asyncio.create_task(process.debit([BudgetRequest((one,), 1, 0, 500)]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    [next_one] = await process.debit([BudgetRequest((one,), 1, 0, 600)])
+    assert next_one.requests == 1
+    with pytest.raises(LimitsUnavailable):
+        await unknown
+
+
 async def test_what_was_granted_to_a_cancelled_caller_comes_back(limits: LimitsWorld) -> None:
     process, sound = await limits.process(), await limits.process()
     for turns in range(1, 8):

@@ -246,6 +246,7 @@ async def test_a_worker_that_is_gone_holds_nothing_and_gets_nothing(world: Store
     await world.clock.advance(LEASE_MS + 1)
     assert await share(world, other, 4, 4) == 0, "merely late is not gone"
     assert await world.store.declare_gone(lost)
+    assert await share(world, lost, 4, 9) == 0, "though all are free"
     assert await share(world, other, 4, 4) == 4
     assert await share(world, lost, 4, 9) == 0
     await world.store.prune_budgets(3_600_000, 100)

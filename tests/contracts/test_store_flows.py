@@ -146,9 +146,12 @@ async def test_a_flow_that_wakes_begins_at_the_least_awake_one(world: StoreWorld
     early, late = await world.caller("early"), await world.caller("late")
     job = await world.running(early, 9)
     await charge(world, job, 0, 5_000)
-    await world.running(late, 3)
+    last = await world.running(late, 3)
     assert await served(world, late) == 5_000
     assert await served(world, early) == 5_000
+    await charge(world, last, 0, 1_000)
+    await world.running(third := await world.caller("third"), 1)
+    assert await served(world, third) == 5_000
 
 
 async def test_the_clock_of_the_model_outlives_the_last_flow(world: StoreWorld) -> None:

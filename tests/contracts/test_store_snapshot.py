@@ -64,6 +64,14 @@ async def test_a_look_shows_a_job_as_it_stands(world: StoreWorld) -> None:
     assert (flow.share_owner, flow.weight, flow.served, flow.in_flight_units) == (seen.share_owner, 1.0, 3 * 20, 200)
 
 
+async def test_a_job_whose_window_has_passed_hides_no_other_of_its_flow(world: StoreWorld) -> None:
+    caller = await world.caller()
+    await world.running(caller, 4, window_ms=1_000)
+    other = await world.running(caller, 4)
+    await world.clock.advance(1_000)
+    assert ids(await look(world)) == [other.id]
+
+
 async def test_what_rates_and_turns_the_worker_brings_is_shown(world: StoreWorld) -> None:
     job = await world.running(await world.caller(), 4)
     await world.answer(await world.log(), job, 0, 1)

@@ -52,7 +52,7 @@ async def test_sums_are_exact_and_a_replay_adds_nothing(world: StoreWorld) -> No
         flushes = []
         for job in jobs:
             numbers = range(round_number * 10, round_number * 10 + 10)
-            usages = [Usage(chance.randrange(2, 9_999), 1, chance.randrange(5_000), 0) for _ in numbers]
+            usages = [Usage(chance.randrange(2, 9_999), 1, chance.randrange(9, 5_000), number) for number in range(10)]
             items = [(n, chance.choice(["a", "b", ""]), u) for n, u in zip(numbers, usages, strict=True)]
             flushes.append(answers(log, job, items))
             real += flushes[-1].answers
@@ -86,12 +86,13 @@ async def test_usage_is_asked_for_by_day_and_tenant(world: StoreWorld) -> None:
     for tenant_id in ids.values():
         job = await world.running(Caller(tenant_id), 4)
         await world.store.record_outcomes([answers(log, job, [(0, "a", Usage(1, 0, 1, 0))])], [], [])
-    assert await world.store.usage(TODAY - 9, TODAY) == []
-    assert await world.store.usage(TODAY + 1, TODAY + 9) == []
-    assert len(await world.store.usage(TODAY, TODAY + 1)) == 2
-    [mine] = await world.store.usage(TODAY, TODAY + 1, tenant_id=ids["acme"])
-    assert (mine.organization, mine.spend.calls) == ("acme", 1)
-    assert len(await world.store.usage(TODAY, TODAY + 1, count_max=1)) == 1
+    for by_job in (False, True):
+        assert await world.store.usage(TODAY - 9, TODAY, by_job=by_job) == []
+        assert await world.store.usage(TODAY + 1, TODAY + 9, by_job=by_job) == []
+        assert len(await world.store.usage(TODAY, TODAY + 1, by_job=by_job)) == 2
+        [mine] = await world.store.usage(TODAY, TODAY + 1, tenant_id=ids["acme"], by_job=by_job)
+        assert (mine.organization, mine.spend.calls) == ("acme", 1)
+        assert len(await world.store.usage(TODAY, TODAY + 1, count_max=1, by_job=by_job)) == 1
 
 
 async def test_what_failed_or_came_too_late_is_not_charged(world: StoreWorld) -> None:

@@ -11,15 +11,18 @@ from tidegate.core.budgets.budget import (
     GRANT_MS,
     NEVER_MS,
     Budget,
+    BudgetKind,
     BudgetRequest,
     Limit,
     LimitBound,
     Period,
     Settlement,
+    with_limits,
 )
 from tidegate.core.budgets.counting import HOUR, MINUTE, calendar_index, calendar_start, fresh
 from tidegate.core.budgets.deal import deal, settle
 from tidegate.core.budgets.ledger import Ledger
+from tidegate.core.budgets.money import MoneyLedger
 
 START_MS = 1_800_000_000_123
 PERIOD_MS = {Period.MINUTE: 60_000, Period.HOUR: 3_600_000}
@@ -419,3 +422,32 @@ def test_each_day_pays_the_limit_of_a_debt_and_no_more() -> None:
     assert window.taken() == 25
     window.roll(3 * day_ms, 10)
     assert (window.taken(), window.room(3 * day_ms, 10)) == (5, 5)
+
+
+def test_a_part_of_the_requests_sets_aside_its_share_of_tokens_and_money_rounded_up() -> None:
+    tokens = Budget(LimitBound.KEY, "k", (Limit(Period.LIFETIME, tokens=7),))
+    money = Budget(LimitBound.KEY, "k", (Limit(Period.LIFETIME, nano=7),), BudgetKind.MONEY)
+    [of_tokens] = deal([BudgetRequest((tokens,), 3, 10)], {tokens.id: Ledger()}, START_MS)
+    [of_money] = deal([BudgetRequest((money,), 3, 0, 10)], {money.id: MoneyLedger()}, START_MS)
+    assert (of_tokens.requests, of_tokens.tokens) == (1, 4)
+    assert (of_money.requests, of_money.nano) == (1, 4)
+
+
+def test_a_use_below_nothing_gives_back_no_more_than_was_reserved() -> None:
+    one = Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, tokens=10),))
+    ledgers = {one.id: Ledger()}
+    grants = deal([BudgetRequest((one,), 1, 4), BudgetRequest((one,), 1, 4)], ledgers, START_MS)
+    settle([Settlement(grants[0].id, (one,), 0, 4, -4)], ledgers, START_MS)
+    [grant] = deal([BudgetRequest((one,), 1, 7)], ledgers, START_MS)
+    assert grant.requests == 0
+
+
+def test_of_two_limits_for_a_period_the_tighter_side_of_each_counts() -> None:
+    own = (Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, 5, 900), Limit(Period.DAY, 50))),)
+    [found] = with_limits(own, LimitBound.KEY, "k", (Limit(Period.MINUTE, 9, 100),))
+    assert found.limits == (Limit(Period.MINUTE, 5, 100), Limit(Period.DAY, 50))
+
+
+def test_a_settlement_that_only_frees_money_gives_back() -> None:
+    assert Settlement("1", (), 0, 5, 5, 30, 29).gives_back
+    assert not Settlement("1", (), 0, 5, 5, 30, 30).gives_back
