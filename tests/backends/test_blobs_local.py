@@ -85,6 +85,16 @@ async def test_a_blob_and_a_log_can_be_read_by_their_user_alone(tmp_path: Path) 
     assert {path.name: path.stat().st_mode & 0o777 for path in found} == {FIRST: 0o600, SECOND: 0o600}
 
 
+async def test_a_blob_that_was_never_finished_is_listed_and_deleted(tmp_path: Path) -> None:
+    """So a sweep finds what a killed process left behind."""
+    blobs = LocalBlobs(tmp_path / "blobs")
+    await blobs.create(FIRST)
+    assert await blobs.list_ids("", 10) == [FIRST]
+    await blobs.delete(FIRST)
+    assert await blobs.list_ids("", 10) == []
+    await blobs.close()
+
+
 async def test_a_blob_whose_beginning_was_cancelled_leaves_nothing(tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path / "blobs")
     beginning = asyncio.create_task(blobs.create(FIRST))

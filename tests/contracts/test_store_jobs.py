@@ -359,6 +359,8 @@ async def test_starting_a_job_adds_slices_and_hidden_files(world: StoreWorld) ->
     job = await world.look(job)
     assert (job.state, job.item_count, job.in_progress_at) == (JobState.IN_PROGRESS, 5, START_MS)
     assert (job.work_bytes, job.prompt_bytes, job.shared_prefix_bytes) == (500, 400, 100)
+    [kept] = [blob for blob in await world.store.list_blobs("", 10) if blob.id == work]
+    assert kept.size_bytes == 500 + 4 * 5, "behind its lines are the places of their items in the input"
     assert await slice_counts(world.store, job.id) == {"ready": 3}
     seen = await world.store.snapshot("", {"llama": ModelRoom(9), "other": ModelRoom(9)}, slice_items=2, slices_max=9)
     assert [(view.job_id, view.model) for view in seen.jobs] == [(job.id, "llama"), (job.id, "other")]

@@ -95,6 +95,36 @@ async def test_a_retry_keeps_bounds_and_priority_and_begins_at_once(world: Store
     assert (first.canary is None, made.canary) == (False, None), "what runs again needs no sample"
 
 
+async def test_a_retry_takes_no_answers_of_the_job_whose_answers_the_first_took(world: StoreWorld) -> None:
+    earlier = await ended(world)
+    first = await ended(world, shape=JobShape(reuse_from=earlier.id))
+    assert (await retried(world, first)).shape == replace(first.shape, reuse_from="")
+
+
+async def test_the_items_of_a_retry_count_as_queued(world: StoreWorld) -> None:
+    first = await ended(world)
+    problem = await refused(retried(world, first, quotas=Quotas(queued_items_max=1)))
+    assert problem.code == "quota_exceeded"
+    await retried(world, first, quotas=Quotas(queued_items_max=2))
+
+
+async def test_each_piece_that_a_chain_has_of_a_log_is_a_use_of_it(world: StoreWorld) -> None:
+    caller, worker, log = await world.caller(), await world.worker(), await world.log()
+    first, other = await world.running(caller, 3), await world.running(caller, 1)
+    [held] = await world.lease(worker, first)
+    for job, number in ((first, 0), (other, 0), (first, 1)):
+        await world.answer(log, job, number)
+    await world.record(world.errors(await world.log("errors"), first, 2, token=held.token))
+    token = world.token()
+    assert await world.store.take_step(first.id, JobState.FINALIZING, worker, token)
+    await world.store.publish_job(await world.look(first), token, end=JobEnd(None))
+    made = await retried(world, await world.look(first), FAILED)
+    await world.store.forget_job(first.id)
+    assert len(await world.extents(made.merged_file_id)) == 2
+    [uses] = [blob.uses for blob in await world.store.list_blobs("", 100) if blob.id == log.blob_id]
+    assert uses == 2 + 1, "those of the chain, and that of the other job"
+
+
 async def test_a_chain_is_merged_and_outlives_what_it_was_made_of(world: StoreWorld) -> None:
     first = await ended(world)
     output = await world.content(first.output_file_id)

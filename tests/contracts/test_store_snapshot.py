@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
 from tests.support.store_verbs import lease_slices, slice_counts
+from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import IngestPlan, Job, Usage, WorkerDuty
 from tidegate.core.schedule.share_owner import tenant_owner
 from tidegate.core.schedule.snapshot import ModelRoom, Pick, Snapshot, Suspects, Turn, Why
@@ -70,6 +71,34 @@ async def test_a_job_whose_window_has_passed_hides_no_other_of_its_flow(world: S
     other = await world.running(caller, 4)
     await world.clock.advance(1_000)
     assert ids(await look(world)) == [other.id]
+
+
+async def test_what_rests_takes_no_place_among_the_smallest_and_the_first_due(world: StoreWorld) -> None:
+    caller = await world.caller()
+    oldest = await world.running(caller, 8)
+    resting = await world.running(caller, 1, window_ms=HOUR_MS)
+    other = await world.running(caller, 4, window_ms=2 * HOUR_MS)
+    await world.store.rest_job(resting.id, MODEL, 10_000)
+    seen = await look(world, bounds=SnapshotBounds(jobs_per_flow_max=1, due_jobs_max=1))
+    assert {job.job_id for job in seen.jobs} == {oldest.id, other.id}
+
+
+async def test_the_smallest_jobs_are_looked_for_among_those_of_the_highest_priority(world: StoreWorld) -> None:
+    caller, high = await world.caller(), JobControls(priority=1)
+    oldest = await world.running(caller, 8, controls=high)
+    await world.running(caller, 1)
+    smallest = await world.running(caller, 4, controls=high, window_ms=HOUR_MS)
+    seen = await look(world, bounds=SnapshotBounds(jobs_per_flow_max=1, due_jobs_max=1))
+    assert {job.job_id for job in seen.jobs} == {oldest.id, smallest.id}
+
+
+async def test_a_flow_that_has_work_out_takes_no_others_place(world: StoreWorld) -> None:
+    busy, idle = await world.caller("busy"), await world.caller("idle")
+    first, second = await world.running(busy, 1, 1), await world.running(idle, 2)
+    await world.answer(await world.log(), second, 0)
+    await world.lease(await world.worker(), first, 1)
+    seen = await look(world, bounds=SnapshotBounds(flows_max=2, due_jobs_max=1))
+    assert {flow.share_owner for flow in seen.flows} == {first.share_owner, second.share_owner}
 
 
 async def test_what_rates_and_turns_the_worker_brings_is_shown(world: StoreWorld) -> None:
