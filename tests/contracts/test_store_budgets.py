@@ -14,6 +14,8 @@ from tests.support.processes import wait_until_async
 from tests.support.store_verbs import granted, run_statement
 from tidegate.core.budgets.budget import (
     NEVER_MS,
+    Budget,
+    BudgetKind,
     BudgetRequest,
     Grant,
     Limit,
@@ -23,6 +25,7 @@ from tidegate.core.budgets.budget import (
     SideRoom,
 )
 from tidegate.store import limits
+from tidegate.store.database.clock import move_along
 from tidegate.store.database.driver import Tx
 from tidegate.store.store import Store
 from tidegate.store.tenants.budgets import DebitAttempt
@@ -282,6 +285,20 @@ async def test_idle_slots_and_those_of_the_gone_are_forgotten_a_few_at_a_time_by
     for left in expected:
         await world.store.prune_budgets(1_000, 2)
         assert await rows(world, "select name || worker_id from slots order by name, worker_id") == left
+
+
+async def test_money_of_an_hour_stays_spent_though_the_clock_is_followed(world: StoreWorld) -> None:
+    one = Budget(LimitBound.KEY, "k", (Limit(Period.HOUR, nano=1_000),), BudgetKind.MONEY)
+
+    async def fits(nano: int) -> bool:
+        [grant] = await world.store.debit_budgets([BudgetRequest((one,), 1, 0, nano)])
+        return bool(grant.requests)
+
+    assert await fits(700)
+    await world.store._driver.write(lambda tx: move_along(tx, 2 * 3_600_000))
+    await world.clock.advance(2 * 3_600_000)
+    assert not await fits(301)
+    assert await fits(300)
 
 
 async def test_many_names_at_once_and_each_by_itself(world: StoreWorld) -> None:

@@ -150,8 +150,10 @@ async def test_nothing_of_a_job_runs_before_its_moment(world: StoreWorld) -> Non
     job = await world.running(caller, 2, 2, controls=JobControls(not_before=START_MS + HOUR_MS))
     assert await offered(world) == []
     assert await world.lease(worker_id, job) == []
-    # Nor when an operator has all of it looked at again.
+    # Nor when an operator has all of it looked at again, or changes the terms of what is sent.
     assert await world.store.requeue_job(job.id) is not None
+    assert await offered(world) == []
+    await world.store.wake_under("terms")
     assert await offered(world) == []
     # The flow sleeps until then, and a key that is changed does not wake it earlier.
     assert await world.store.rest_flow(MODEL, job.share_owner)

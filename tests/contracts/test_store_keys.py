@@ -9,6 +9,7 @@ import pytest
 
 from tests.contracts.store_world import MODEL, START_MS, StoreWorld
 from tidegate.core.budgets.budget import Limit, Period
+from tidegate.core.job_controls import JobControls
 from tidegate.core.nouns import Caller, Job
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.store.tenants.keys import KeyRights
@@ -183,6 +184,21 @@ async def test_a_rest_of_a_job_ends_when_its_key_changes_and_no_process_that_mis
     await world.store.rest_job(job.id, MODEL, hour_ms)
     await world.clock.advance(hour_ms - 1)
     assert not await is_offered()
+
+
+async def test_a_changed_key_begins_no_job_before_its_moment(world: StoreWorld) -> None:
+    tenant = await world.store.put_tenant(world.id("tenant"), "acme")
+    await put(world, "k1", tenant)
+    job = await world.running(Caller(tenant, "k1"), 1, controls=JobControls(not_before=START_MS + 1_000))
+
+    async def offered() -> list[str]:
+        look = await world.store.snapshot("", {MODEL: ModelRoom(9)}, slice_items=4, slices_max=9)
+        return [view.job_id for view in look.jobs]
+
+    assert await world.store.change_key("k1", KeyRights(limits=(Limit(Period.DAY, requests=9),)))
+    assert await offered() == []
+    await world.clock.advance(1_000)
+    assert await offered() == [job.id]
 
 
 async def test_use_is_marked_at_most_once_a_minute(world: StoreWorld) -> None:

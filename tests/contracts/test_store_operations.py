@@ -168,6 +168,9 @@ async def test_a_retry_comes_to_jobs_with_failures_that_were_not_run_again(world
     await ended(world, answered=3, failed=0, rest=2)
     impact = await world.store.impact_of(OperationScope("retry"))
     assert (impact.jobs, impact.items, impact.first_deadline) == (1, 1, None)
+    await world.caller("another")
+    for org, count in (("acme", 1), ("another", 0)):
+        assert (await world.store.impact_of(OperationScope("retry", org))).jobs == count
     await world.clock.advance(5)
     made = await world.store.put_operation(world.id("op"), "operator", OperationScope("retry"))
     assert [job.id for job in await world.store.operation_jobs(made, 9)] == [wanted.id]

@@ -139,6 +139,7 @@ def test_everything_else_is_refused_in_words(url: str) -> None:
         "fd00:ec2::254",
         "fe80::1",
         "fe80::1%eth0",
+        "2606:4700:4700::1111%eth0",
         "fec0::1",
         "ff02::1",
         "2606:4700::5efe:7f00:1",

@@ -55,3 +55,8 @@ def test_a_named_refusal_uses_up_attempts_and_waiting_for_capacity_never_does() 
     waiting = decided(Throttled("x", status=429), JobRetry(attempts_max=1, codes=()), 99)
     assert isinstance(waiting, RetryAt)
     assert not waiting.counts
+
+
+def test_a_server_that_asks_for_more_than_a_day_gets_a_day() -> None:
+    error = Throttled("x", status=429, retry_after_ms=10**12)
+    assert decide(error, 0, 0, 10**9, RetryPolicy(), 0.0) == RetryAt(86_400_000, counts=False)

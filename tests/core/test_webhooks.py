@@ -7,6 +7,8 @@ from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.webhooks import (
     ATTEMPTS_MAX,
     JITTER,
+    EndpointShape,
+    LeasedDelivery,
     event_body,
     retry_wait_ms,
     secret_text,
@@ -49,7 +51,7 @@ def test_ten_attempts_take_about_three_days() -> None:
 def test_jitter_never_makes_a_wait_as_long_as_the_next(jitter: float) -> None:
     waits = [retry_wait_ms(attempt, FAILED, jitter) or 0 for attempt in range(1, ATTEMPTS_MAX)]
     assert waits == sorted(waits)
-    assert all(waits)
+    assert waits[0] == 5_000 * jitter
 
 
 def test_retry_after_only_lengthens_a_wait_up_to_a_day() -> None:
@@ -81,3 +83,9 @@ def test_only_2xx_is_a_success(reply: CallbackReply, is_success: bool, word: str
 def test_a_secret_shows_itself_nowhere() -> None:
     assert FIRST.reveal().startswith("whsec_")
     assert FIRST.reveal() not in f"{FIRST} {FIRST!r}"
+    headers = {"Authorization": "Bearer of-the-receiver"}
+    shape = EndpointShape("name", "https://example.com", headers=headers)
+    leased = LeasedDelivery(
+        "evt", "whk", "t", "batch", "batch.failed", 0, 0, "https://x", (FIRST,), 0, "", headers=headers
+    )
+    assert "of-the-receiver" not in f"{shape!r} {leased!r}"
