@@ -208,6 +208,11 @@ async def test_processes_that_share_a_store_keep_one_time(tmp_path: Path, step_m
     await machine.set_clock(step_ms)
     for store in (one, other):
         await store.look_at_clock()
+    clock = EmbeddedClock(lambda: machine.wall_ms, lambda: machine.passed_ms, machine.boot)
+    reader = Store(SqliteDriver(tmp_path / "shared.db", clock, read_only=True))
+    await reader.look_at_clock()
+    assert await reader.now_ms() == pytest.approx(await one.now_ms(), abs=SECOND), "one that only reads too"
+    await reader.close()
     await machine.let_pass(FOLLOW_AFTER_MS + 10 * SECOND, look_every_ms=20_000)
     assert await one.now_ms() == pytest.approx(await other.now_ms(), abs=100)
     passed = START_MS + machine.passed_ms

@@ -18,6 +18,7 @@ from tests.support.shims import Shims, preload_env
 from tidegate import storage
 from tidegate.core.errors import StoreFull, StoreRefused, StoreUnavailable
 from tidegate.settings import load
+from tidegate.store.database.disk_reserve import RESERVE_BYTES, DiskReserve
 from tidegate.store.database.driver import Tx
 from tidegate.store.database.queries import schema_for, statements
 from tidegate.store.database.schema import current_schema
@@ -407,3 +408,21 @@ async def test_a_process_that_wants_the_store_alone_waits_for_a_command_that_wri
     assert storage.is_taken(settings)
     await server.__aexit__(None, None, None)
     assert not storage.is_taken(settings)
+
+
+async def test_room_that_was_given_up_in_vain_is_reserved_again(tmp_path: Path) -> None:
+    driver = SqliteDriver(tmp_path / "store.db", lambda: 0)
+    store = Store(driver)
+    await store.migrate()
+    reserve = DiskReserve(tmp_path / "store.db")
+    reserve.fill()
+    # From here on the database may not grow, as on a disk that another program has filled.
+    driver._writer.pragma("max_page_count", 1)
+
+    async def write_much(tx: Tx) -> None:
+        await tx.all("mode_override_put", name="large", value="x" * 1_000_000)
+
+    with pytest.raises(StoreFull):
+        await driver.free(write_much)
+    assert reserve.size_bytes() == RESERVE_BYTES
+    await store.close()
