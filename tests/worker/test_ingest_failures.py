@@ -13,7 +13,7 @@ from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane
 from tidegate.core.nouns import Caller, IngestPlan
 from tidegate.core.states import JobState
-from tidegate.stages.ingest.ingest import CRASHES_MAX
+from tidegate.stages.ingest.ingest import CRASHES_MAX, RunPass
 from tidegate.stages.tend import deadlines
 from tidegate.store.tenants.keys import KeyRights
 
@@ -195,3 +195,22 @@ async def test_a_truncated_input_is_a_changed_one_even_when_its_lines_are_good(w
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
     assert await world.ingest(here).next(worker)
     assert [error.code for error in (await world.look(job)).errors] == ["input_changed"]
+
+
+@pytest.mark.parametrize("run_pass", [here, Passes(IngestFailed("disk full"))], ids=["read", "failed"])
+async def test_a_local_copy_of_an_input_goes_when_its_pass_has_ended(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch, run_pass: RunPass
+) -> None:
+    """An object store makes one. Many of them would fill the disk."""
+    job, worker = await world.job(chat_lines(3)), await world.worker()
+    local_path, copies = world.blobs.local_path, list[Path]()
+
+    async def copied(blob_id: str, directory: Path) -> Path:
+        copies.append(directory / blob_id)
+        copies[-1].write_bytes((await local_path(blob_id, directory)).read_bytes())
+        return copies[-1]
+
+    monkeypatch.setattr(world.blobs, "local_path", copied)
+    assert await world.ingest(run_pass).next(worker)
+    assert (await world.look(job)).state in (JobState.IN_PROGRESS, JobState.VALIDATING)
+    assert (len(copies), list(world.scratch.iterdir())) == (1, [])

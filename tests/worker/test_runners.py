@@ -95,6 +95,15 @@ async def test_an_answer_that_did_not_fit_is_written_down_before_the_item_is_sen
     assert noted[-2:] == [0, "hurry"]
 
 
+async def test_a_call_that_was_taken_back_is_written_down_however_soon_its_item_is_sent_again() -> None:
+    """Else it would be taken back for ever, by one process after another."""
+    leased_work = leased_work_of(HandClock())
+    leased_work.add(slice_of(1), items(1))
+    ends = [Again(0, 0, "handed_back", hand_backs=1)]
+    noted = await run(leased_work, lambda item: ends.pop() if ends else answered(item))
+    assert noted[0] == ("job", "token", Attempts(0, 0, 0, "handed_back", 1))
+
+
 @pytest.mark.parametrize("in_flight", [0, 1])
 async def test_what_is_recorded_is_written_at_once_when_there_is_nothing_to_lease_and_nothing_in_flight(
     in_flight: int,
