@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.worker.world import Script, WorkerWorld, chat_lines, until, working
-from tidegate.core.nouns import Answer, Call, Holding
+from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import Answer, Call, Holding, LeasedSlice
 from tidegate.core.states import JobState
 from tidegate.worker.heartbeat import CloseGrace, Heartbeat
 
@@ -66,3 +67,21 @@ async def test_the_next_heartbeat_comes_when_the_first_of_several_graces_ends() 
     async with asyncio.timeout(10):
         await Heartbeat(*ports).run()
     assert beats == [0, 1]
+
+
+async def test_slices_of_a_lease_whose_answer_was_lost_are_handed_back_and_run(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their owner does not know of them, and as long as it lives no other worker gets them."""
+    script, lease_picks, lost = Script(live, "m"), live.store.lease_picks, list[LeasedSlice]()
+    job = await live.started(chat_lines(4))
+
+    async def lease_and_vanish(*arguments: Any, **more: Any) -> list[LeasedSlice]:
+        lost.extend(await lease_picks(*arguments, **more))
+        monkeypatch.setattr(live.store, "lease_picks", lease_picks)
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(live.store, "lease_picks", lease_and_vanish)
+    async with working(live, script):
+        await live.completed(job)
+    assert [one.count for one in lost] == [4]

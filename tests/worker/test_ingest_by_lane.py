@@ -135,6 +135,23 @@ async def test_steps_whose_end_is_unknown_are_given_back(world: WorkerWorld, mon
     assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
 
 
+async def test_large_inputs_whose_end_is_unknown_take_no_pass_from_their_tenant(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, worker, ingest = await world.job(chat_lines(LARGE_LINES)), await world.worker(), ingest_stage(world, here)
+
+    async def away(*_: Any) -> set[str]:
+        raise StoreUnavailable("away")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(world.store, "start_jobs", away)
+        for _ in range(LIMITS.tenant_passes_max):
+            with pytest.raises(StoreUnavailable):
+                await ingest.next_large(worker)
+    assert await ingest.next_large(worker)
+    assert await states(world, [job]) == [JobState.IN_PROGRESS]
+
+
 async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: WorkerWorld) -> None:
     jobs = [await world.job(chat_lines(1)) for _ in range(3)]
 

@@ -294,6 +294,8 @@ class Lonely:
         # What was sent, and what the store got before and after: the item of which job is alone, and whether another was checked.
         self.events: list[Any] = []
         self.store_faults = 0
+        # Whether the store counts the worker as gone.
+        self.is_gone = False
         # What each look for more may take: whether no suspects, how many of them, and whether kept ones.
         self.looks: list[tuple[bool, int]] = []
         self.more: list[LeasedSliceState] = []
@@ -306,7 +308,7 @@ class Lonely:
             self.store_faults -= 1
             raise StoreUnavailable("away")
         self.events.append((item and item[0], is_checked))
-        return True
+        return not self.is_gone
 
     def hurry(self) -> None:
         self.settling_count = 2
@@ -404,6 +406,16 @@ async def test_an_item_that_was_never_lost_alone_needs_no_check_and_what_is_drop
     dropped.leased_work.add(later, [Item(0, b'"x"', b"{}")])
     await dropped.run(lambda: bool(dropped.events))
     assert dropped.events == ["sent later"], "and the others go on"
+
+
+async def test_a_worker_that_counts_as_gone_runs_no_item_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever became of it, the store would not know which item it was."""
+    monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
+    lonely = Lonely(monkeypatch)
+    lonely.is_gone = True
+    lonely.begin(lonely.held("suspect", ALONE_AFTER))
+    await lonely.run(lambda: (None, False) in lonely.events)
+    assert lonely.events[:2] == [("suspect", False), (None, False)]
 
 
 @pytest.mark.parametrize(

@@ -528,8 +528,10 @@ async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted
         # Something to do for the recorder: it begins logs ahead.
         recorder._announce()
         await until(lambda: len(spares) == SPARE_COUNT, "logs of the life that ended")
+        theirs = set(spares)
         gate.set()
         await until(lambda: run.me.id != lost, "the next life")
+        assert not theirs.intersection(spares)
         again = await live.started(chat_lines(2))
         await live.completed(again)
         await until(lambda: len(spares) == SPARE_COUNT, "its logs")
