@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.store_verbs import slice_counts
+from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.nouns import Answer, Call, Usage
 
@@ -94,3 +94,16 @@ async def test_it_leaves_no_log_that_counts_as_being_written(live: WorkerWorld) 
         await until(lambda: len(script.calls) == 4, "four calls")
     kinds = "select kind from blobs where worker_id = ? and state = 'writing'"
     assert await live.rows(kinds, run.me.id) == []
+
+
+async def test_a_slice_that_the_worker_does_not_know_is_handed_back_when_it_leaves(live: WorkerWorld) -> None:
+    """An internal error may have lost it between its lease and the leased work."""
+    script = Script(live, "m")
+    script.full = {"m"}
+    job = await live.started(chat_lines(2))
+    async with working(live, script, heartbeat_ms=600_000) as run:
+        await until(lambda: run.me.asked_ms > 0, "the first heartbeat")
+        assert await lease_slices(live.store, run.me.id, job.id, "m", 1, "t")
+        await run.leave()
+        rows = await live.rows("select state, lost_count from slices where job_id = ?", job.id)
+    assert rows == [("ready", 0)]

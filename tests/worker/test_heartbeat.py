@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.support.ports import HandClock
+from tests.worker.test_leased_work import items, leased_work_of, slice_of
 from tests.worker.world import Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Answer, Call, Holding, LeasedSlice
 from tidegate.core.states import JobState
+from tidegate.worker import heartbeat
 from tidegate.worker.heartbeat import CloseGrace, Heartbeat
+from tidegate.worker.leased_work import LeasedWork
 
 pytestmark = pytest.mark.anyio
 
@@ -54,19 +58,81 @@ async def test_the_next_heartbeat_comes_when_the_first_of_several_graces_ends() 
         return [replace(soon, closing_for_ms=MINUTES_MS - 10), late]
 
     me = SimpleNamespace(has_left=False, safe_until_ms=0.0, asked_ms=0.0, beat=beat)
-    leased_work = SimpleNamespace(
-        extend_lease=lambda until_ms: None,
-        keys=set,
-        close_job=lambda job_id: [],
-        move_deadlines=lambda *_: None,
-        compare=lambda *_: [],
-    )
-    settler = SimpleNamespace(settle_all=lambda: None)
+    await run(me, leased_work_of(HandClock()), beat_due)
+    assert beats == [0, 1]
+
+
+async def run(me: Any, leased_work: LeasedWork, beat_due: asyncio.Event, leases: Any = None) -> None:
+    """Beat until this process has left."""
+
+    async def nothing(holding: Holding) -> None:
+        """Some tests let the store list slices that are not here."""
+
+    settler = SimpleNamespace(settle_all=lambda: None, is_settling=lambda holding: False)
     grace = CloseGrace(MINUTES_MS, MINUTES_MS)
-    ports: Any = (me, SimpleNamespace(pending=set()), leased_work, settler, beat_due, MINUTES_MS, grace)
+    leases = leases or SimpleNamespace(pending=set(), release=nothing)
+    ports: Any = (me, leases, leased_work, settler, beat_due, MINUTES_MS, grace)
     async with asyncio.timeout(10):
         await Heartbeat(*ports).run()
-    assert beats == [0, 1]
+
+
+class Beats:
+    """A process that leaves after so many heartbeats. Of these, some get no answer and the others this one."""
+
+    def __init__(self, *holdings: Holding, count: int = 1, unanswered: int = 0) -> None:
+        self.has_left = False
+        self.safe_until_ms = 60_000.0
+        self.asked_ms = 1_000.0
+        self.due = asyncio.Event()
+        self._holdings = list(holdings)
+        self._left = count
+        self._unanswered = unanswered
+
+    async def beat(self) -> list[Holding]:
+        self._unanswered -= 1
+        if self._unanswered >= 0:
+            raise StoreUnavailable("away")
+        self._left -= 1
+        # The last answer is read after the process has left, and not at all.
+        self.has_left = self._left < 0
+        self.due.set()
+        return self._holdings
+
+
+async def test_a_heartbeat_that_got_no_answer_is_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one that is missed brings the end of the lease nearer."""
+    monkeypatch.setattr(heartbeat, "_RETRY_MS", 1)
+    me, leased_work = Beats(unanswered=2), leased_work_of(HandClock())
+    await run(me, leased_work, me.due)
+    assert leased_work.lease_until_ms == me.safe_until_ms
+
+
+async def test_a_deadline_that_moved_is_followed_from_the_moment_on_at_which_the_store_was_asked() -> None:
+    state, leased_work = slice_of(1), leased_work_of(HandClock())
+    leased_work.add(state, items(1))
+    me = Beats(Holding("job", 0, "token", JobState.IN_PROGRESS, None, 0, False, 500))
+    await run(me, leased_work, me.due)
+    assert state.deadline_ms == 1_500
+
+
+async def test_slices_that_are_being_leased_while_a_heartbeat_is_out_are_not_handed_back() -> None:
+    """The store counts them already, and the answer to the lease is on its way: they would run here and elsewhere."""
+    me = Beats(*(Holding("job", 0, token, JobState.IN_PROGRESS, None, 0, False, 0) for token in ("new", "unknown")))
+    released = list[str]()
+
+    async def release(holding: Holding) -> None:
+        released.append(holding.token)
+
+    leases = SimpleNamespace(pending=set(), release=release)
+    beat = me.beat
+
+    async def beat_beside_a_lease() -> list[Holding]:
+        leases.pending.add("new")
+        return await beat()
+
+    me.beat = beat_beside_a_lease  # type: ignore[method-assign]
+    await run(me, leased_work_of(HandClock()), me.due, leases)
+    assert released == ["unknown"]
 
 
 async def test_slices_of_a_lease_whose_answer_was_lost_are_handed_back_and_run(

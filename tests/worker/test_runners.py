@@ -95,6 +95,15 @@ async def test_an_answer_that_did_not_fit_is_written_down_before_the_item_is_sen
     assert noted[-2:] == [0, "hurry"]
 
 
+async def test_what_an_item_was_lost_alone_stays_on_record_when_its_next_call_fails() -> None:
+    """Else no number of workers that it kills would be enough to give it up."""
+    leased_work = leased_work_of(HandClock())
+    leased_work.add(slice_of(1), [Item(0, b'"x"', b"{}", alone_losses=2)])
+    ends = [Again(0, 1, "upstream_error")]
+    noted = await run(leased_work, lambda item: ends.pop() if ends else answered(item))
+    assert noted[0] == ("job", "token", Attempts(0, 1, 0, "upstream_error", alone_losses=2))
+
+
 async def test_a_call_that_was_taken_back_is_written_down_however_soon_its_item_is_sent_again() -> None:
     """Else it would be taken back for ever, by one process after another."""
     leased_work = leased_work_of(HandClock())

@@ -276,7 +276,8 @@ def test_refusals_without_a_time_wait_longer_each_time_up_to_a_bound_until_it_an
     state.succeeded()
     first = refused()
     now_ms += 1
-    assert (first, refused()) == (1_000, 2_000), "those in flight together are one refusal"
+    together = [refused() for _ in range(3)]
+    assert (first, together) == (1_000, [2_000] * 3), "those in flight together are one refusal"
     assert state.rests_until_ms == now_ms + 2_000
     state.failed(Throttled("429", status=429, retry_after_ms=10**12), "far", now_ms, 1.0)
     assert state.refusals.waits_until_ms("far") == state.rests_until_ms == now_ms + 86_400_000
