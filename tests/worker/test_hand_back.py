@@ -63,6 +63,30 @@ async def test_what_was_not_sent_is_there_for_others_while_calls_have_their_grac
     assert [call.number for call in script.calls] == [0]
 
 
+async def test_of_a_slice_that_is_handed_back_in_part_the_other_part_is_done_with_its_last_call(
+    live: WorkerWorld,
+) -> None:
+    script, gate = Script(live, "m"), asyncio.Event()
+
+    async def answers(call: Call) -> Answer:
+        await gate.wait()
+        return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
+
+    async def is_cut() -> bool:
+        return await slice_counts(live.store, job.id) == {"leased": 1, "ready": 1}
+
+    script.answers = answers
+    job = await live.started(chat_lines(3), slice_items=3)
+    async with working(live, script, in_flight_max=1, grace_ms=600_000) as run:
+        await until(lambda: len(script.calls) == 1, "a call")
+        run.stop.set()
+        try:
+            await until(is_cut, "the unsent part to be handed back")
+        finally:
+            gate.set()
+    assert await slice_counts(live.store, job.id) == {"done": 1, "ready": 1}
+
+
 async def test_it_does_not_leave_before_its_last_answers_are_committed(
     live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

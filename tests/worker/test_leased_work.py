@@ -241,9 +241,12 @@ def test_what_waits_in_the_router_may_not_begin_after_its_slice_was_lost_or_give
     of_kept = Holding("job", 0, "token", JobState.IN_PROGRESS, None, 0, False, 60_000)
     known = leased_work.keys() | {("job", 0, "settled meanwhile")}
     unknown = replace(of_kept, token="unknown")
+    fresh = slice_of(1)
+    fresh.slice = replace(fresh.slice, token="leased since the store was asked")
+    leased_work.add(fresh, [Item(0, b'"x"', b"{}")])
     assert leased_work.compare(known, [of_kept, unknown]) == [unknown]
-    assert (lost.may_begin(), kept.may_begin()) == (False, True)
-    assert [entry[0] for entry in leased_work.queued()] == [kept]
+    assert (lost.may_begin(), kept.may_begin(), fresh.may_begin()) == (False, True, True)
+    assert [entry[0] for entry in leased_work.queued()] == [kept, fresh]
     leased_work.lose_lease()
     assert (kept.may_begin(), leased_work.queued()) == (False, [])
 
