@@ -273,18 +273,22 @@ async def test_a_slice_that_is_given_back_is_offered_again_though_nothing_else_w
     assert set(await flows(world)) == {job.share_owner}
 
 
-class Golden(Policies):
+WEIGHTS = {"gold": 3.5, "silver": 2.0, "dust": 0.0001}
+
+
+class Weighed(Policies):
     def weight(self, tenant: str) -> float:
-        return 3.5 if tenant == "gold" else 1.0
+        return WEIGHTS[tenant]
 
 
-async def test_the_sweep_brings_weights_up_to_date(world: StoreWorld) -> None:
-    caller, other = await world.caller("gold"), await world.caller("plain")
-    for one in (caller, other):
-        await world.running(one, 1)
-    await FlowUpkeep(world.store, Golden()).tend()
+async def test_the_sweep_brings_weights_up_to_date_one_pass_after_another(world: StoreWorld) -> None:
+    for name in WEIGHTS:
+        await world.running(await world.caller(name), 1)
+    sweep = FlowUpkeep(world.store, Weighed(), pass_max=1)
+    for _ in WEIGHTS:
+        await sweep.tend()
     weights = {flow.tenant: flow.weight_milli for flow in (await awake(world)).values()}
-    assert weights == {"gold": 3_500, "plain": 1_000}
+    assert weights == {"gold": 3_500, "silver": 2_000, "dust": 1}, "no flow weighs nothing"
 
 
 async def test_the_sweep_goes_through_more_flows_than_one_pass_holds(world: StoreWorld) -> None:
