@@ -16,7 +16,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core.errors import ApiProblem, BlobUnavailable, StoreFull, StoreUnavailable
 from tidegate.core.files import File
 from tidegate.core.job_controls import RetryChoice
-from tidegate.core.nouns import Caller, JobRequest, JobWebhook, Quotas, ResponseTerms
+from tidegate.core.nouns import Caller, Idempotency, JobRequest, JobWebhook, Quotas, ResponseTerms
 from tidegate.core.webhooks import EVENT_TYPES, SECRET_BYTES
 from tidegate.stages import accept
 from tidegate.stages.accept import Reception, Upload, request_hash, upload_hash
@@ -331,3 +331,16 @@ def test_a_key_is_bound_to_what_is_asked_for() -> None:
     asked = ("ab", "batch", "in.jsonl", None)
     changed = [("cd", *asked[1:]), ("ab", "vision", *asked[2:]), ("ab", "batch", "x", None), (*asked[:3], 5)]
     assert len({upload_hash(*one) for one in (asked, *changed)}) == 5
+
+
+async def test_a_key_of_a_retry_is_bound_to_its_job_and_its_choice(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes: list[str] = []
+
+    async def noted(*_: Any, idempotency: Idempotency, **more: Any) -> None:
+        hashes.append(idempotency.body_hash)
+
+    monkeypatch.setattr(desk.store, "retry_job", noted)
+    failed, cancelled = RetryChoice(("failed",)), RetryChoice(("cancelled",))
+    for job_id, choice in (("one", failed), ("one", cancelled), ("two", failed), ("one", failed)):
+        await desk.reception.retry_job(desk.caller, job_id, choice, idempotency_key="k")
+    assert (len(set(hashes)), hashes[-1]) == (3, hashes[0])

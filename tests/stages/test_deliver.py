@@ -133,11 +133,25 @@ async def test_one_tenants_hanging_receivers_do_not_hold_up_another(running: Del
         for _ in range(40):
             await running.end_job(slow)
         await eventually(lambda: hanging.open_count == 5, "the hanging receiver to be called")
-        await running.endpoint(quick, receiver.url.replace("127.0.0.1", "localhost"))
+        await running.endpoint(quick, receiver.url)
         await running.end_job(quick)
         await settled(running, quick, [("delivered", 1, None)])
         assert hanging.open_count == 5, "those of the other tenant still hang"
         assert len([task for task in running.deliveries._sending if not task.done()]) <= deliver.TENANT_MAX
+
+
+async def test_the_end_of_the_loop_waits_for_no_receiver(world: DeliveryWorld) -> None:
+    """What is under way is sent again by another process, under the same id."""
+    caller = await world.caller("acme")
+    async with RawServer(lambda _, peer: peer.until_gone()) as hanging:
+        await world.endpoint(caller, hanging.url)
+        await world.end_job(caller)
+        task = asyncio.create_task(world.deliveries.run())
+        await eventually(lambda: hanging.open_count == 1, "the receiver to be called")
+        task.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.gather(task, return_exceptions=True)
+        await eventually(lambda: hanging.open_count == 0, "the call to be given up")
 
 
 async def test_the_fewer_turns_are_free_the_fewer_a_tenant_gets(
@@ -154,6 +168,20 @@ async def test_the_fewer_turns_are_free_the_fewer_a_tenant_gets(
         for _ in range(12):
             await world.end_job(quick)
         assert [await world.deliveries.lease() for _ in range(3)] == [2, 0, 0]
+        for task in world.deliveries._sending:
+            task.cancel()
+
+
+async def test_a_receiver_that_hangs_leaves_some_slots_to_the_others_of_its_tenant(world: DeliveryWorld) -> None:
+    caller = await world.caller("acme")
+    async with RawServer(lambda _, peer: peer.until_gone()) as hanging, RawServer(answering(lambda: 200)) as receiver:
+        await world.endpoint(caller, hanging.url)
+        for _ in range(deliver.TENANT_MAX):
+            await world.end_job(caller)
+        assert await world.deliveries.lease() < deliver.TENANT_MAX
+        await world.end_job(caller, JobWebhook(receiver.url.replace("127.0.0.1", "localhost"), EVENT_TYPES, b"s" * 32))
+        assert await world.deliveries.lease() == 1
+        await eventually(lambda: len(receiver.requests) == 1, "the other receiver to be called")
         for task in world.deliveries._sending:
             task.cancel()
 

@@ -170,6 +170,9 @@ async def test_a_slice_brings_only_items_without_outcome_and_how_much_neighbours
     assert sorted(item.prefix_bytes > 1_000 for item in items) == [False, True, True, True]
     rest = await lease.read_items(world.blobs, replace(leased, done=frozenset({items[1].number, items[3].number})))
     assert [item.number for item in rest] == [items[0].number, items[2].number]
+    # Of a slice that was cut, the bytes of the whole are read.
+    tail = await lease.read_items(world.blobs, replace(leased, first=leased.first + 2, count=2))
+    assert [(item.number, item.body) for item in tail] == [(item.number, item.body) for item in items[2:]]
 
 
 class Away:
