@@ -20,8 +20,8 @@ NOW_MS, LEFT_MS = 1_000.2, 0.6
 JOB, KEY = "batch_0123456789012345678901", "key_0123456789012345678901"
 
 
-async def performed(failure: UpstreamError, denied: Denied | None = None) -> ItemVerdict | Again:
-    """What becomes of an item whose call fails so, or that its key denies, a moment before its window is over."""
+async def performed(failure: UpstreamError, denied: Denied | None = None, **others: Any) -> ItemVerdict | Again:
+    """What becomes of an item whose call fails so, or that its key denies, a moment before its window is over. `others` are rules."""
 
     async def send(call: Any) -> Any:
         raise failure
@@ -29,14 +29,15 @@ async def performed(failure: UpstreamError, denied: Denied | None = None) -> Ite
     upstream: Any = SimpleNamespace(knows=lambda model: True, send=send)
     clock: Any = SimpleNamespace(monotonic_ms=lambda: NOW_MS)
     entropy: Any = SimpleNamespace(uniform=lambda low, high: high)
-    rules: Any = SimpleNamespace(
-        denial=lambda leased: denied,
-        guard=lambda leased: None,
-        begin_by_ms=lambda leased: NOW_MS + 10_000,
-        parallel=lambda leased: (),
-        models=lambda leased: frozenset(),
-        retry=lambda leased: RetryPolicy(attempts_max=1),
-    )
+    usual: dict[str, Any] = {
+        "denial": lambda leased: denied,
+        "guard": lambda leased: None,
+        "begin_by_ms": lambda leased: NOW_MS + 10_000,
+        "parallel": lambda leased: (),
+        "models": lambda leased: frozenset(),
+        "retry": lambda leased: RetryPolicy(attempts_max=1),
+    }
+    rules: Any = SimpleNamespace(**usual | others)
     leased = LeasedSlice(JOB, "t", "/v1/chat/completions", "m", 0, 1, 0, "blob", 0, 0, 0, 0, "token", 1, key_id=KEY)
     held: Any = SimpleNamespace(
         slice=leased,
@@ -59,6 +60,23 @@ async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied
     assert isinstance(verdict, Again)
     assert verdict.reason == (UNKNOWN.code if denied else Unavailable.reason)
     assert verdict.wait_ms >= LEFT_MS
+
+
+async def test_nothing_is_sent_under_a_key_that_may_not_send_any_more_when_a_hook_has_judged() -> None:
+    judged: list[bytes] = []
+
+    async def slow(body: bytes, about: Any) -> bytes:
+        judged.append(body)
+        return body
+
+    hook = SimpleNamespace(before=slow)
+    verdict = await performed(
+        Ambiguous("it was sent", status=500),
+        denial=lambda leased: UNKNOWN if judged else None,
+        guard=lambda leased: hook,
+    )
+    assert isinstance(verdict, Again)
+    assert (verdict.reason, len(judged)) == (UNKNOWN.code, 1)
 
 
 @pytest.mark.parametrize("status", [400, 500, 599])

@@ -145,6 +145,7 @@ async def test_files_that_do_not_come_hold_up_few_items_of_their_own_tenant_and_
     files.release.set()
     await asyncio.gather(*slow)
     assert isinstance(await performing.perform({"file_url": "https://slow/a.wav"}, "tenant:a"), ItemVerdict)
+    assert not performing._performer._fetches, "nothing is kept of owners who wait for no file"
 
 
 async def test_other_members_are_held_to_the_rules_of_every_body() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
@@ -142,15 +143,31 @@ async def test_a_call_that_breaks_in_an_unforeseen_way_fails_its_item_alone(live
 
     script.answers = broken
     job = await live.started(chat_lines(5, "m"))
-    async with working(live, script) as run:
-        await live.completed(job)
-        assert run.worker.trouble() is None
+    with capture_logs() as logs:
+        async with working(live, script) as run:
+            await live.completed(job)
+            assert run.worker.trouble() is None
+    assert {one["kind"] for one in logs if one["event"] == "item_call_crashed"} == {"ZeroDivisionError"}
+    assert "secret" not in str(logs)
     done = await live.look(job)
     assert (done.answered_count, done.failed_count) == (4, 1)
     [line] = await live.file_lines(done.error_file_id)
     assert (line["custom_id"], line["error"]["code"]) == ("c1", "internal_error")
     assert "secret" not in line["error"]["message"]
     assert [call.number for call in script.calls].count(1) == 3
+
+
+async def test_prompts_of_two_owners_never_count_as_beginning_alike(live: WorkerWorld) -> None:
+    """Whose prompts share a server's cache would show in how quickly it answers."""
+    script = Script(live, "m")
+    jobs = [await live.started(chat_lines(2), caller=await live.caller(name)) for name in ("a", "b")]
+    async with working(live, script):
+        for job in jobs:
+            await live.completed(job)
+    groups = {job.id: {call.prefix_group for call in script.calls if call.job_id == job.id} for job in jobs}
+    mine, theirs = groups.values()
+    assert "" not in mine
+    assert not mine & theirs
 
 
 class AwayToRead:
