@@ -243,7 +243,8 @@ async def test_what_is_committed_is_let_go_of_and_reported(world: WorkerWorld) -
 async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_more(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = await world.started(chat_lines(3))
+    job = await world.started(chat_lines(3), slice_items=1)
+    assert len(await lease_slices(world.store, await world.worker(), job.id, "m", 3, "t")) == 3
     answered = verdict(job, 0)
 
     async def breaks(*_: Any) -> Any:
@@ -253,6 +254,9 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
         with monkeypatch.context() as broken:
             broken.setattr(world.store, "record_outcomes", breaks)
             recorder.record(answered)
+            recorder.finish_slice(job.id, 0, "t")
+            recorder.tried(job.id, "t", Attempts(1, 1, 0, "throttled"))
+            recorder.release_slice(job.id, 1, "t", 0)
             # Written and committed in one go, so that it breaks after the line was written.
             recorder.hurry()
             async with asyncio.timeout(10):
@@ -264,6 +268,9 @@ async def test_what_an_unexpected_error_puts_back_is_written_once_more_and_no_mo
         again.cancel()
     assert (await world.look(job)).answered_count == 1
     assert await written(world) == [len(answered.line)] * 2
+    slices = "select first, state from slices where job_id = ? order by first"
+    assert await world.rows(slices, job.id) == [(0, "done"), (1, "ready"), (2, "leased")]
+    assert await world.rows("select number, reason from attempts where job_id = ?", job.id) == [(1, "throttled")]
 
 
 async def test_lines_of_a_log_that_was_collected_before_their_commit_are_written_to_another(
