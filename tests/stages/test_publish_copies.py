@@ -20,6 +20,7 @@ from tidegate.core.job_controls import Canary, JobControls, MaxErrors
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Finished, Job, JobFlush, Usage
 from tidegate.core.states import JobState, Outcome
+from tidegate.stages import publish_lines
 from tidegate.stages import ship as ships
 from tidegate.stages.tend import deadlines
 
@@ -256,6 +257,7 @@ async def test_results_in_many_parts_and_pages_are_read_as_one(
     with monkeypatch.context() as patch:
         patch.setattr(ships, "_PAGE", 2)
         patch.setattr(ships, "WRITE_BYTES", 300)
+        patch.setattr(publish_lines, "WRITE_BYTES", 300)
         patch.setattr(world.store, "list_extents", one_at_a_time)
         assert await shipping(world).publish_all(await world.worker()) == 1
     ended = await world.look(job)

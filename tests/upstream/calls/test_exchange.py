@@ -17,6 +17,7 @@ from tidegate.upstream.calls.admission import accept
 from tidegate.upstream.calls.exchange import Exchange, UpstreamResponse
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
+from tidegate.upstream.routing import key_slots
 
 CHAT = "/v1/chat/completions"
 NOW_MS = 1_700_000_000_000
@@ -83,6 +84,40 @@ async def test_a_stream_that_is_answered_in_one_piece_has_its_first_token_while_
         assert not reading.done()
         rest.set()
         assert (await reading).status == 200
+
+
+async def streams(_: Request, peer: Peer) -> None:
+    """One event, and then nothing for as long as the reader stays."""
+    await peer.send(
+        b"HTTP/1.1 200 X\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n", b"data: {}\n\n"
+    )
+    await peer.until_gone()
+
+
+@pytest.mark.anyio
+async def test_a_stream_keeps_a_slot_of_its_key_until_it_ends(
+    world: RouterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_slots, "WAIT_S", 0.0)
+    traffic = Traffic(lambda engine: Shaped(CHAT, b"{}"), is_stream=True)
+    async with RawServer(streams) as server, world.router(deployment(server.url)) as router:
+        for _ in range(2):
+            stream = await router.open(world.call(parallel=(("key:k", 1),)), traffic)
+            assert isinstance(stream, UpstreamResponse)
+            with pytest.raises(Withheld):
+                await router.open(world.call(parallel=(("key:k", 1),)), traffic)
+            stream.close()
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_its_reader_leaves_shows_no_healthy_deployment(world: RouterWorld) -> None:
+    """It may have hung: then its answer must not close the circuit."""
+    traffic = Traffic(lambda engine: Shaped(CHAT, b"{}"), is_stream=True)
+    async with RawServer(streams) as server, world.router(deployment(server.url)) as router:
+        stream = await router.open(world.call(), traffic)
+        assert isinstance(stream, UpstreamResponse)
+        stream.close()
+        assert router.status()[0].answered == 0
 
 
 @pytest.mark.anyio
