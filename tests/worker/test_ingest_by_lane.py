@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.processes import wait_until_async
 from tests.worker.world import WorkerWorld, chat_lines, here
-from tidegate.core.errors import IngestCrashed, IngestFailed, StoreUnavailable
+from tidegate.core.errors import BlobUnavailable, IngestCrashed, IngestFailed, StoreUnavailable
 from tidegate.core.input.lines import LineRules
 from tidegate.core.input.turns import IngestLane, IngestLimits
 from tidegate.core.nouns import IngestPlan, Job
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.anyio
 # Sixteen inputs of one line are small together, and one of twenty lines is not.
 LIMITS = IngestLimits(small_bytes_max=12_000, passes_max=3)
 LARGE_LINES = 20
+# Work files that are being written. They count as in use as long as their process lives.
+WRITTEN = "select count(*) from blobs where state = 'writing' and kind = 'work'"
 
 
 class Gate:
@@ -97,7 +99,7 @@ async def test_small_inputs_are_ingested_some_at_a_time_and_a_bad_one_harms_no_o
     assert await ingest.next_small(worker)
     assert not await ingest.next_small(worker)
     assert set(await states(world, jobs)) == {JobState.IN_PROGRESS}
-    assert await world.rows("select count(*) from blobs where state = 'writing' and kind = 'work'") == [(0,)]
+    assert await world.rows(WRITTEN) == [(0,)]
     assert list(world.scratch.iterdir()) == []
 
 
@@ -161,6 +163,24 @@ async def test_a_job_cancelled_during_its_pass_ends_and_the_others_start(world: 
 
     assert await ingest_stage(world, cancels).next_small(await world.worker())
     assert await states(world, jobs) == [JobState.IN_PROGRESS, JobState.CANCELLED, JobState.IN_PROGRESS]
+    assert await world.rows(WRITTEN) == [(0,)], "nothing keeps the bytes that the cancelled one would have had"
+
+
+async def test_a_work_file_that_could_not_be_made_durable_is_written_again_and_leaves_nothing(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, worker, ingest = await world.job(chat_lines(1)), await world.worker(), ingest_stage(world, here)
+
+    async def full(*_: Any) -> None:
+        raise BlobUnavailable("no space left")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(world.blobs, "adopt", full)
+        assert await ingest.next_small(worker)
+    assert await world.rows(WRITTEN) == [(0,)]
+    world.clock.advance(2_000)
+    assert await ingest.next_small(worker)
+    assert await states(world, [job]) == [JobState.IN_PROGRESS]
 
 
 async def test_a_small_input_needs_no_process(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,14 @@ import pytest
 
 from tests.upstream.limits import MemoryLimits, minute
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, answers_with, eventually
-from tests.upstream.world import RouterWorld, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, Estimate, HttpLimits, Resource
 from tidegate.core.errors import Ambiguous, Refused, Throttled, Unavailable, Withheld
 from tidegate.core.nouns import Call
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.http.connections import Connection
 from tidegate.upstream.http.transport import RequestTemplate, UpstreamRequest
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
@@ -430,6 +432,26 @@ async def test_a_cap_on_tokens_in_flight_lets_one_through_and_holds_the_others(w
             await asyncio.gather(*(router.send(world.call(tokens=5_000)) for _ in range(5)))
             assert highest == 1
             assert router._states["one"].tokens_in_flight == 0
+
+
+async def test_what_a_user_asks_for_takes_nothing_of_the_tokens_that_items_may_have_in_flight(
+    world: RouterWorld, limits: MemoryLimits
+) -> None:
+    traffic = Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"{}"), is_stream=False)
+    let_go = asyncio.Event()
+
+    async def script(request: Request, peer: Peer) -> None:
+        await let_go.wait()
+        await peer.answer(200, CHAT)
+
+    async with RawServer(script) as server:
+        place = deployment(server.url, limits=(minute(tokens=10_000),), tokens_in_flight_max=1_000)
+        async with world.router(place, capacity=Capacity(limits)) as router:
+            opening = asyncio.create_task(router.open(world.call(tokens=900), traffic))
+            await eventually(lambda: bool(server.posts), "the user's call")
+            assert router._states["one"].tokens_in_flight == 0
+            let_go.set()
+            await opening
 
 
 async def test_calls_without_budgets_do_not_ask_the_limits(world: RouterWorld, limits: MemoryLimits) -> None:
