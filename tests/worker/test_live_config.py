@@ -30,8 +30,9 @@ from tidegate.worker.policies import OperatorPolicies
 pytestmark = pytest.mark.anyio
 
 
-async def test_while_the_store_is_away_everything_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [StoreUnavailable("the database is away"), ValueError("a fault of ours")], ids=repr)
+async def test_while_a_look_fails_everything_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(live_config, "LOOK_S", 0.001)
     store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
@@ -45,7 +46,7 @@ async def test_while_the_store_is_away_everything_stays_as_it_is(
         nonlocal looks
         looks += 1
         if away:
-            raise StoreUnavailable("the database is away")
+            raise error
         return await ask()
 
     def serve(deployments: Iterable[Deployment], _: Iterable[Resource], __: Mapping[str, int]) -> dict[str, str]:

@@ -17,7 +17,8 @@ from tidegate.core.usage.prices import NANO
 from tidegate.core.usage.spending import SpendEntry
 from tidegate.settings.capacity import DeploymentPrice
 
-PRICE = {"price": DeploymentPrice(input=1_000, cached=100, output=2_000)}
+# Only batch work gets the discount.
+PRICE = {"price": DeploymentPrice(input=1_000, cached=100, output=2_000, batch_factor=0.5)}
 DAY_MS = 86_400_000
 USAGE = {"prompt_tokens": 10, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}}
 
