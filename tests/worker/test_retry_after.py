@@ -1,4 +1,4 @@
-"""The operator's bound on Retry-After holds for the deployment that rests as it does for the items that wait."""
+"""What the operator sets for retries holds for deployments as it does for the items that wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tidegate.core.deployments import Deployment
 from tidegate.core.errors import Throttled
 from tidegate.service import deployment_policy
 from tidegate.settings.groups import Retry, Settings
-from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.settings.scheduling import Redis
+from tidegate.upstream.routing.deployment_state import DeploymentPolicy, DeploymentState, RetryBudgetPolicy
 
 DAY_MS = 86_400_000
 
@@ -24,3 +25,19 @@ def rests_for_ms(settings: Settings) -> float:
 def test_a_deployment_rests_no_longer_than_the_setting_allows() -> None:
     assert rests_for_ms(Settings()) == DAY_MS
     assert rests_for_ms(Settings(retry=Retry(retry_after_ms_max=60_000))) == 60_000
+
+
+def test_each_figure_of_how_a_deployment_is_treated_is_what_its_setting_says() -> None:
+    """An item's last attempt is its own: what it shares a call with could be at fault."""
+    settings = Settings(
+        retry=Retry(attempts_max=7, budget_share=0.3, budget_min=11, retry_after_ms_max=60_000),
+        redis=Redis(model_rest_ms_min=1_234, model_rest_ms_max=5_678),
+    )
+    assert deployment_policy(settings) == DeploymentPolicy(
+        retry_budget=RetryBudgetPolicy(0.3, 11),
+        retry_after_ms_max=60_000,
+        attempts_grouped=6,
+        model_rest_ms_min=1_234,
+        model_rest_ms_max=5_678,
+    )
+    assert deployment_policy(Settings(retry=Retry(attempts_max=1))).attempts_grouped == 1

@@ -57,7 +57,7 @@ def test_what_a_killed_process_left_in_scratch_goes_with_the_next_one_and_the_li
 
 
 class Stubborn:
-    """Blobs of which one cannot be removed."""
+    """Blobs of which one cannot be removed, and that cannot be listed."""
 
     def __init__(self, world: WorkerWorld, blob_id: str) -> None:
         self._inner: Any = world.blobs
@@ -69,10 +69,10 @@ class Stubborn:
         await self._inner.delete(blob_id)
 
     async def list_ids(self, after: str, count_max: int) -> list[str]:
-        return list(await self._inner.list_ids(after, count_max))
+        raise BlobUnavailable("the listing failed")
 
 
-async def test_one_blob_that_cannot_be_removed_keeps_no_other(world: WorkerWorld) -> None:
+async def test_neither_a_blob_that_cannot_be_removed_nor_a_listing_that_fails_keeps_another(world: WorkerWorld) -> None:
     """It ended every pass at the same place, so nothing behind it was ever removed, and the upkeep began again twice a second."""
     worker, ids = await world.worker(), [world.id("blob") for _ in range(3)]
     for blob_id in ids:

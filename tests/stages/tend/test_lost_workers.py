@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -89,6 +90,8 @@ async def test_lines_of_several_jobs_are_adopted_each_with_what_it_took(
     assert (first.unused_count, second.unused_count) == (0, 0)
     assert [one["custom_id"] for one in await world.file_lines(first.output_file_id)] == ["c0", "c1", "c2"]
     assert [one["custom_id"] for one in await world.file_lines(second.output_file_id)] == ["c0"]
+    sums = await world.rows("select crc32 from outcomes where job_id = ? order by number", first.id)
+    assert [row[0] for row in sums] == [crc32(lines[at]) for at in (0, 2, 4)], "damage to them would be noticed"
 
 
 class Unreadable:
