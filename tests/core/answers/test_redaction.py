@@ -56,6 +56,11 @@ def test_a_key_is_found_wherever_a_body_is_cut(key: str) -> None:
         assert b"".join(pieces) + stream.end_stream() == whole
 
 
+@pytest.mark.parametrize("written", ["Zm9v/YmFy+123=", "Zm9v\\/YmFy+123=", "Zm9v%2FYmFy%2B123%3D"])
+def test_a_key_is_found_as_json_and_urls_write_it(written: str) -> None:
+    assert KeyRedactor("Zm9v/YmFy+123=").whole(f'{{"at": "{written}"}}'.encode()) == b'{"at": "***"}'
+
+
 def test_what_cannot_be_the_beginning_of_a_key_is_passed_on_at_once() -> None:
     stream = StreamRedactor(KeyRedactor("sk-canary-7f3a"))
     for piece in (b"data: 1\n\n", b"", b"any", b"is", b" not\n"):

@@ -36,15 +36,16 @@ def test_what_is_allowed() -> None:
 
 
 def test_what_a_request_may_name_under_two_allowlists() -> None:
-    routes = {"chat": "m", "mail": "n", "n": "n"}
-    for models in (frozenset[str](), frozenset("m"), frozenset("mn")):
+    # A resource with the name of a model may lead to another one.
+    routes = {"chat": "m", "mail": "n", "n": "n", "o": "m"}
+    for models in (frozenset[str](), frozenset("m"), frozenset("mn"), frozenset("o")):
         for resources in (frozenset[str](), frozenset(["chat", "other"]), frozenset(["mail"])):
             names = names_allowed(models, resources, routes)
-            for name in ("chat", "mail", "m", "n", "other"):
+            for name in ("chat", "mail", "m", "n", "o", "other"):
                 is_allowed = names is None or name in names
                 assert allows(models, resources, name, routes) is is_allowed, (models, resources, name)
     assert names_allowed(frozenset(), frozenset(), routes) is None
-    assert names_allowed(frozenset("m"), frozenset(), routes) == frozenset({"m", "chat"})
+    assert names_allowed(frozenset("m"), frozenset(), routes) == frozenset({"m", "chat", "o"})
     assert names_allowed(frozenset("mn"), frozenset(["chat", "other"]), routes) == frozenset({"chat"})
     assert names_allowed(frozenset(), frozenset(["mail"]), routes) == frozenset({"mail"})
     assert names_allowed(frozenset("m"), frozenset(["mail"]), routes) == frozenset(), (
