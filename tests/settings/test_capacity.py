@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.settings.conftest import load_text
-from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
+from tidegate.core.budgets.budget import Budget, BudgetKind, Limit, LimitBound, Period
 from tidegate.core.deployments import Estimate, Hints, Resource, TideMode
 from tidegate.core.errors import SettingsError
 from tidegate.core.schedule.policy import Policy
@@ -77,7 +77,12 @@ tiers: {gold: 4}
 budgets: {tenant: [{period: minute, requests: 100}], key: [{period: minute, requests: 9}]}
 scheduler: {in_flight_units_max: 500}
 tenants:
-  acme: {tier: gold, limits: [{period: day, tokens: 7}], limits_per_user: [{period: hour, requests: 3}], queued_units_max: 8}
+  acme:
+    tier: gold
+    limits: [{period: day, tokens: 7}]
+    limits_per_team: [{period: week, requests: 6}]
+    limits_per_user: [{period: hour, requests: 3}]
+    queued_units_max: 8
   globex: {weight: 0.5, in_flight_units_max: 0, limits_per_key: [{period: minute, requests: 1, enabled: false}]}
 """,
     )
@@ -85,8 +90,9 @@ tenants:
     acme, globex, other = tenants.of("acme"), tenants.of("globex"), tenants.of("unknown")
     assert (acme.weight, globex.weight, other.weight) == (4.0, 0.5, 1.0)
     assert (acme.in_flight_units_max, globex.in_flight_units_max, acme.queued_units_max) == (500, 0, 8)
-    assert acme.budgets("tenant_1", "ann", "k1", "batch_1", (Limit(Period.LIFETIME, 5),)) == (
+    assert acme.budgets("tenant_1", "ann", "k1", "batch_1", (Limit(Period.LIFETIME, 5),), "red") == (
         Budget(LimitBound.TENANT, "tenant_1", (Limit(Period.DAY, None, 7),)),
+        Budget(LimitBound.TEAM, "tenant_1/red", (Limit(Period.WEEK, 6),)),
         Budget(LimitBound.USER, "tenant_1/ann", (Limit(Period.HOUR, 3),)),
         Budget(LimitBound.KEY, "k1", (Limit(Period.MINUTE, 9),)),
         Budget(LimitBound.JOB, "batch_1", (Limit(Period.LIFETIME, 5),)),
@@ -94,7 +100,31 @@ tenants:
     assert [budget.bound for budget in other.budgets("tenant_3", "ann", None)] == [LimitBound.TENANT]
     assert [budget.bound for budget in globex.budgets("tenant_2", "ann", "k2")] == [LimitBound.TENANT]
     assert tenants.names() == {"acme", "globex"}
-    assert tenants.in_flight_caps == {"globex": 0}
+    caps = tenants.in_flight_caps
+    assert caps == {"globex": 0}
+    tenants.follow(Settings())
+    assert caps == {}, "those who have it see that the settings name no tenant any more"
+
+
+def test_calls_at_once_are_bounded_for_a_tenant_each_of_its_users_and_each_key(tmp_path: Path) -> None:
+    named = "tenants: {acme: {parallel_max: 9, parallel_max_per_user: 4, parallel_max_per_key: 3}}"
+    tenants = Tenants(settings_of(tmp_path, named))
+    acme, other = tenants.of("acme"), tenants.of("unknown")
+    tenant, user = ("tenant:tenant_1", 9), ("user:tenant_1/ann", 4)
+    for own_max, key_max in ((0, 3), (2, 2), (5, 3)):
+        assert acme.parallel("tenant_1", "ann", "k1", own_max) == (tenant, user, ("key:k1", key_max))
+    assert acme.parallel("tenant_1", None, None, 0) == (tenant,)
+    assert other.parallel("tenant_1", "ann", "k1", 2) == (("key:k1", 2),)
+    assert other.parallel("tenant_1", "ann", "k1", 0) == ()
+
+
+def test_a_key_creates_as_many_batches_as_both_its_tenant_and_the_key_itself_allow(tmp_path: Path) -> None:
+    text = "tenants: {acme: {limits_per_key: [{period: hour, batches: 5}, {period: day, batches: 9}]}}"
+    acme = Tenants(settings_of(tmp_path, text)).of("acme")
+    own = (Limit(Period.HOUR, jobs=2), Limit(Period.DAY, jobs=20))
+    assert acme.creation_budgets("tenant_1", "red", "ann", "k1", own) == (
+        Budget(LimitBound.KEY, "k1", (Limit(Period.HOUR, 2), Limit(Period.DAY, 9)), BudgetKind.CREATED),
+    )
 
 
 def test_a_tenant_s_cap_replaces_the_common_one() -> None:

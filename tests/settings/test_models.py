@@ -8,6 +8,7 @@ from tests.settings.conftest import load_text
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Secret, Tls
 from tidegate.core.errors import SettingsError
 from tidegate.core.retry import RetryPolicy
+from tidegate.core.usage.prices import Surcharge
 from tidegate.settings import deployments, load, resources
 from tidegate.settings.models import retry_policies
 
@@ -192,3 +193,20 @@ def test_one_upstreams_calls_are_learned_unless_they_are_stated(stated: int, is_
     [deployment] = deployments(settings)
     assert deployment.is_capacity_known is is_known
     assert deployment.max_in_flight == (stated or settings.worker.in_flight_max)
+
+
+def test_an_own_engine_charges_no_extra_and_a_provider_all_that_the_price_does_not_cover(tmp_path: Path) -> None:
+    text = """\
+models:
+  m:
+    deployments:
+      - {url: 'http://h/v1', engine: vllm, price: {output: 2}}
+      - {url: 'http://h/v1', engine: openai, price: {output: 2, covers: [modalities]}}
+      - {url: 'http://h/v1', engine: vllm}
+"""
+    own, bought, free = (one.price for one in deployments(load_text(tmp_path, text).settings))
+    assert own is not None
+    assert bought is not None
+    assert own.covers == frozenset(Surcharge)
+    assert bought.covers == {Surcharge.MODALITIES}
+    assert free is None, "its calls need no price of what they may use"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.settings.conftest import load_text
 from tidegate.core.errors import SettingsError
 from tidegate.settings import Settings, load
 from tidegate.settings.reload import RELOADED, SettingsFile, reloaded
@@ -31,6 +32,18 @@ def test_a_file_that_could_not_be_read_is_read_when_it_can_be(tmp_path: Path) ->
     wrong.clear()
     assert watched.news() is settings
     assert watched.news() is None, "used once"
+
+
+def test_models_routes_and_what_tenants_may_use_change_without_a_restart(tmp_path: Path) -> None:
+    text = """\
+models: {m: {deployments: [{url: 'http://h/v1'}]}}
+resources: {chat: {model: m}}
+tiers: {gold: 2}
+tenants: {acme: {tier: gold}}
+budgets: {key: [{period: day, requests: 1}]}
+"""
+    used, found = load(None, None, {}, {}).settings, load_text(tmp_path, text).settings
+    assert reloaded(used, found) == (found, [])
 
 
 def test_what_may_change_is_used_and_the_rest_is_named_as_waiting() -> None:
