@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from tests.conftest import OwnModule
 from tests.worker.world import Script, WorkerWorld, until, working
@@ -297,15 +298,17 @@ async def test_a_hook_changes_what_is_sent_and_what_is_kept(live: WorkerWorld, o
     script = Script(live, "m")
     saying(script, "hi")
     made = rules(hooks={"house": {"before": f"{own}:{name}", "after": f"{own}:sign"}})
-    job = await run(live, script, lines("hello"), made, caller=await live.key(user="ann"))
+    caller = replace(await live.key(user="ann"), user="ann")
+    job = await run(live, script, lines("hello"), made, caller=caller)
     assert json.loads(script.calls[0].body)["messages"][0]["content"] == "HELLO"
     kept = (await answers(live, job))["c0"]
     assert kept["signed"] == "c0"
     assert kept["usage"] == {"prompt_tokens": 7, "completion_tokens": 3}, "a hook cannot lose what was paid"
     [about] = sys.modules[own].seen
-    assert (about.endpoint, about.model, about.tenant, about.key_id, about.batch_id, about.custom_id) == (
-        "/v1/chat/completions", "m", "acme", "k1", job.id, "c0",
+    assert (about.endpoint, about.model, about.tenant, about.key_id, about.user) == (
+        "/v1/chat/completions", "m", "acme", "k1", "ann",
     )  # fmt: skip
+    assert (about.batch_id, about.custom_id) == (job.id, "c0")
 
 
 async def test_a_hook_that_returns_nothing_leaves_the_bytes_alone(live: WorkerWorld, own: str) -> None:

@@ -468,6 +468,16 @@ def test_an_anthropic_engine_is_spoken_to_in_its_shapes(anthropic_world: Gateway
     assert world.interactive() == (0, 0)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_names_the_hints_that_the_engine_did_not_get(world: GatewayWorld, stream: bool) -> None:
+    whole = chunk("hi"), chunk(finish="stop"), b"data: [DONE]\n\n"
+    world.start(streams(*whole) if stream else answers(chat_with("hi")))
+    client = world.client()
+    asked = {**ASK, "max_tokens": 5, "stream": stream, "cache_control": {"type": "ephemeral"}}
+    assert client.post(MESSAGES, json=asked).headers["x-tidegate-left-out"] == "cache_control"
+    assert "x-tidegate-left-out" not in client.post(CHAT, json={**ASK, "stream": stream}).headers
+
+
 def test_two_models_do_not_share_a_fate(world: GatewayWorld) -> None:
     ill, well = world.upstream(answers(b"{}", 500)), world.upstream(answers())
     world.start(models={"ill": model_at(ill.url), "well": model_at(well.url)})

@@ -26,11 +26,11 @@ import threading
 from tidegate.core.hooks import Later, Refuse
 never = threading.Event()
 def shout(body, about):
-    body["messages"][-1]["content"] = body["messages"][-1]["content"].upper() + "!" + about.tenant
+    body["messages"][-1]["content"] = body["messages"][-1]["content"].upper() + f"!{about.tenant}/{about.user}"
     return body
 async def sign(body, about): return {**body, "signed": about.endpoint, "usage": None}
 def refuses(body, about): raise Refuse("Ask politely.")
-def later(body, about): raise Later(7, "Not now.")
+def later(body, about): raise Later(6.2, "Not now.")
 def breaks(body, about): raise ValueError(str(body))
 def away(body, about): raise ConnectionError(str(body))
 def hangs(body, about): never.wait()
@@ -135,8 +135,8 @@ def test_a_stream_passes_where_the_operator_says_so_and_its_request_is_judged(
 
 def test_a_hook_changes_the_request_and_the_answer_but_not_what_was_paid(world: GatewayWorld, own: str) -> None:
     world.start(answers(chat_with("hi")), hooks={"house": HookEntry(before=f"{own}:shout", after=f"{own}:sign")})
-    answer = world.client(world.web.make_key("ours")).post(CHAT, json=saying("hello"))
-    assert sent(world) == ["HELLO!ours"]
+    answer = world.client(world.web.make_key("ours", user="ann")).post(CHAT, json=saying("hello"))
+    assert sent(world) == ["HELLO!ours/ann"]
     assert answer.json()["signed"] == CHAT
     assert answer.json()["usage"]["prompt_tokens"] == 3
 
@@ -155,8 +155,11 @@ def test_a_hook_that_says_no_or_breaks_is_an_answer_of_its_own(
     world: GatewayWorld, own: str, name: str, status: int, code: str, wait_s: str | None, says: str
 ) -> None:
     world.start(hooks={"house": HookEntry(before=f"{own}:{name}", timeout_ms=50, retry_ms=9_000)})
+    family = metrics.policy_waits if wait_s else metrics.policy_refusals
+    counted = metrics.counted(family).get(f"chat,{code}", 0)
     with structlog.testing.capture_logs() as logged:
         answer = world.client().post(CHAT, json=saying(CANARY))
+    assert metrics.counted(family)[f"chat,{code}"] == counted + 1
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert answer.headers.get("retry-after") == wait_s
     assert says in answer.json()["error"]["message"]
