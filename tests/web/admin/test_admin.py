@@ -13,6 +13,7 @@ from tests.web import stages
 from tests.web.admin.conftest import AdminDesk
 from tests.web.calls import is_error
 from tests.web.server import OPERATOR, model_at
+from tidegate import metrics
 from tidegate.core import keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import PublishTurns
@@ -171,8 +172,14 @@ def test_why_batch_work_has_no_room_is_shown_in_the_words_of_each_process(start_
 
 def test_what_is_stuck_is_repaired(desk: AdminDesk) -> None:
     web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}"
+    before, rung = metrics.counted(metrics.repair_actions), web.bell.rung
     is_error(desk.writer.post(f"{path}/retry_finalization"), {"status": 409, "code": "batch_not_finalizing"})
+    assert web.bell.rung == rung
     assert desk.writer.post(f"{path}/requeue").status_code == 200
+    assert web.bell.rung == rung + 2, "those who read inputs and those who wait for the batch hear of it"
+    after = metrics.counted(metrics.repair_actions)
+    for name in ("retry_finalization,refused", "requeue,done"):
+        assert after[name] == before.get(name, 0) + 1
     stages.start(web, desk.our_batch, 1)
     stages.finish(web, desk.our_batch, {0: b"{}\n"})
     web.run(web.store.close_job(desk.our_batch, 0))

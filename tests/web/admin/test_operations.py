@@ -61,7 +61,9 @@ def test_the_impact_is_shown_before_and_the_progress_after(desk: AdminDesk) -> N
     assert (seen["matched"]["jobs"], seen["matched"]["items"], seen["matched"]["cost"]) == (1, 3, "0")
     assert seen["matched"]["first_deadline"] == desk.web.job(desk.our_batch).expires_at // 1000
     assert desk.audit() == []
+    rung = desk.web.bell.rung
     made = desk.writer.post(OPERATIONS, json=wanted).json()
+    assert desk.web.bell.rung == rung + 1, "a worker begins at once"
     assert (made["status"], made["done"], made["matched"]) == ("running", 0, seen["matched"])
     carry_out(desk)
     now = desk.reader.get(f"{OPERATIONS}/{made['id']}").json()

@@ -55,7 +55,9 @@ def error_line(code: str) -> bytes:
 
 
 def test_a_response_that_waits(web: WebServer, client: httpx2.Client) -> None:
+    rung = web.bell.rung
     response = made(client, temperature=0.5, metadata={"a": "b"}, service_tier="flex", tools=[])
+    assert web.bell.rung == rung + 1, "a worker takes it at once"
     shown = openai.types.responses.Response
     required = {name for name, field in shown.model_fields.items() if field.is_required()}
     assert required <= response.keys() <= set(shown.model_fields) | {"store"}
@@ -145,7 +147,9 @@ def test_a_deleted_response_is_gone_at_once_and_its_bytes_soon(web: WebServer, c
     stages.finish(web, job_id(done), {0: answer_line()})
     stages.publish(web, job_id(done))
     for response in (done, running):
+        rung = web.bell.rung
         deleted = client.delete(f"{PATH}/{response['id']}")
+        assert web.bell.rung == rung + 1, "those who wait for it hear of it"
         assert deleted.json() == {"id": response["id"], "object": "response", "deleted": True}
         for answer in (client.get(f"{PATH}/{response['id']}"), client.delete(f"{PATH}/{response['id']}")):
             is_error(answer, {"status": 404, "code": "response_not_found"})

@@ -443,8 +443,10 @@ def test_items_that_never_ran(web: WebServer, client: httpx2.Client, status: str
     named = names(web, batch_id)
     stages.start(web, batch_id, 2)
     if status == "CANCELLED":
+        rung = web.bell.rung
         cancelled = client.post(f"{PLACE}/{batch_id}/cancel")
         assert cancelled.status_code == 201
+        assert web.bell.rung == rung + 1, "its workers stop at once"
         shown = cancelled.json()
         assert (shown["status"], shown["cancelled"], shown["pending"], shown["running"]) == ("CANCELLED", 2, 0, 0)
         assert client.post(f"{PLACE}/{batch_id}/cancel").status_code == 201

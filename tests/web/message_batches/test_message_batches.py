@@ -94,7 +94,9 @@ def test_counts_move_when_all_is_over_and_results_are_counted_by_kind(web: WebSe
     assert running["request_counts"] == {"processing": 4, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
     refused(client.get(f"{PATH}/{batch['id']}/results"), 409, "invalid_request_error", "batch_not_ended")
     refused(client.delete(f"{PATH}/{batch['id']}"), 409, "invalid_request_error", "batch_not_ended")
+    rung = web.bell.rung
     cancelled = client.post(f"{PATH}/{batch['id']}/cancel").json()
+    assert web.bell.rung == rung + 1, "its workers stop at once"
     assert (cancelled["processing_status"], cancelled["ended_at"]) == ("canceling", None)
     assert cancelled["cancel_initiated_at"]
     never = {"code": "batch_cancelled", "message": "This request was not executed."}
