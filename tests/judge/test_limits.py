@@ -119,6 +119,8 @@ def test_a_repeat_after_a_lost_owner_is_no_violation(world: JudgedWorld) -> None
     assert not world.judged_now("plain", witness=True).ok
     world.sql(WORKER, ("worker_next", "gone", first_ms - 4_000, first_ms + 4_000, first_ms + 5_000))
     assert world.judged_now("plain", witness=True).ok
+    world.sql("update workers set beat_at = ? where id = 'worker_lost'", (first_ms + 3_500,))
+    assert not world.judged_now("plain", witness=True).ok, "it still sent heartbeats after the repeat"
 
 
 @pytest.mark.parametrize("lost_count", [0, 1])

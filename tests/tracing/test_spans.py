@@ -6,10 +6,12 @@ import gc
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+import structlog
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id
 
 from tests.upstream.raw_server import RawServer
@@ -18,7 +20,7 @@ from tidegate import tracing
 from tidegate.core.deployments import Hints
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.settings.collector import wants_traces
-from tidegate.tracing.spans import Spans, _job_context
+from tidegate.tracing.spans import ReportedExporter, Spans, _job_context
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -92,6 +94,30 @@ def test_a_job_is_sampled_as_its_caller_is(spans: Spans, flags: str, is_sampled:
     tracing.CALLER.set(f"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}")
     assert spans.begin_creation().traceparent[-2:] == flags
     assert spans.begin_creation().context.trace_flags.sampled == is_sampled
+
+
+@pytest.mark.parametrize(("flags", "is_sampled"), [("00", False), ("01", True)])
+def test_an_interactive_call_is_sampled_as_its_caller_is(spans: Spans, flags: str, is_sampled: bool) -> None:
+    tracing.CALLER.set(f"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}")
+    span = spans.begin_interactive(RouterWorld().call(), is_stream=False)
+    assert (span is not None) == is_sampled
+
+
+def test_a_collector_that_fails_is_reported_once_and_once_more_when_it_works_again() -> None:
+    fails, works = SpanExportResult.FAILURE, SpanExportResult.SUCCESS
+    results = [works, fails, fails, works, works, fails]
+
+    class Scripted(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            return results.pop(0)
+
+    exporter, two_spans = ReportedExporter(Scripted()), [ReadableSpan("one"), ReadableSpan("two")]
+    with structlog.testing.capture_logs() as logged:
+        while results:
+            exporter.export(two_spans)
+    assert [(line["event"], line.get("lost")) for line in logged] == [
+        ("traces_lost", None), ("traces_sent_again", 4), ("traces_lost", None),
+    ]  # fmt: skip
 
 
 @pytest.mark.anyio
