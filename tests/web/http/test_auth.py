@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from tests.support.ports import FairDice, HandClock
 from tests.support.processes import wait_until
+from tests.support.syncs import noted_syncs
 from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import CONTROL_TOKEN, OPERATOR, WebServer, model_at
 from tidegate.core import keys
@@ -339,6 +340,9 @@ def test_behind_a_proxy_each_caller_has_failures_of_its_own(start_web: Any) -> N
     assert loud[-2:] == [401, 429]
     assert status("203.0.113.7") == 429, "further left stands what a caller may have made up"
     assert status("203.0.113.8") == 401
+    loud = [status(f"2001:db8:1:2::{number}") for number in range(ADDRESS_FAILURES_MAX + 1)]
+    assert loud[-2:] == [401, 429], "who has one address of such a network has all of them"
+    assert status("2001:db8:1:3::1") == 401
 
 
 def test_the_table_of_failures_cannot_grow(web: WebServer) -> None:
@@ -492,12 +496,17 @@ def test_a_first_key_is_asked_for_until_there_is_one(web: WebServer) -> None:
     web.run(require_key(web.store))
 
 
-def test_the_pepper_is_made_once_and_private(web: WebServer, tmp_path: Any) -> None:
+def test_the_pepper_is_made_once_and_private(web: WebServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = msgspec.structs.replace(web.settings, data=str(tmp_path / "data"))
+    path, synced = tmp_path / "data" / "pepper", noted_syncs(monkeypatch)
     pepper = pepper_of(settings)
     assert len(pepper) >= 32
     assert pepper_of(settings) == pepper
-    path = tmp_path / "data" / "pepper"
+    assert synced[1:] == [path.parent], "its name is durable too"
+    with monkeypatch.context() as earlier:
+        # Another process looked before it was there, and makes one as well.
+        earlier.setattr(Path, "exists", lambda path: False)
+        assert pepper_of(settings) == pepper
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["pepper"]
     path.write_bytes(b"short")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import socket
 from typing import Any
 
 import httpx2
 import pytest
+from msgspec.structs import replace
+from starlette.requests import Request
 
 from tests.support.ports import PushedClock
 from tests.support.processes import wait_until
@@ -17,7 +20,7 @@ from tests.web.calls import LINES, create, is_error, upload
 from tests.web.server import WebServer
 from tidegate.core import window
 from tidegate.stages import accept
-from tidegate.web.health import HealthCheck
+from tidegate.web.health import Health, HealthCheck
 
 
 def test_every_answer_has_an_id_of_ours(client: httpx2.Client) -> None:
@@ -28,6 +31,7 @@ def test_every_answer_has_an_id_of_ours(client: httpx2.Client) -> None:
         assert answer.headers["x-request-id"].startswith("req_")
         assert answer.headers["request-id"] == answer.headers["x-request-id"]
         assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
         seen.add(answer.headers["x-request-id"])
     assert len(seen) == 6
 
@@ -65,6 +69,18 @@ def test_only_plain_chunks_are_read(web: WebServer, encodings: tuple[str, ...], 
     assert code in answer
 
 
+@pytest.mark.parametrize(
+    "name", ["Authorization", "Content-Type", "Idempotency-Key", "X-Api-Key", "X-Tidegate-Control"]
+)
+def test_a_header_of_which_one_counts_is_sent_once(web: WebServer, name: str) -> None:
+    head = f"GET /v1/files HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{name}: a\r\n{name}: b\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", web.port), timeout=30) as connection:
+        connection.sendall(head.encode())
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"duplicate_header" in answer
+
+
 @pytest.mark.parametrize(("count", "bytes_more", "status"), [(96, 0, 200), (97, 0, 431), (9, 48_000, 431)])
 def test_so_many_headers_are_taken(web: WebServer, count: int, bytes_more: int, status: int) -> None:
     head = "GET /v1/files HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -93,6 +109,14 @@ def test_ready_says_what_is_wrong(start_web: Any) -> None:
         assert "directory" in ready.json()["checks"]["blobs"]
         assert ready.json()["checks"]["store"] == "ok"
         assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(("client", "shown"), [("127.0.0.1", "no upstream answers"), ("203.0.113.9", "not ready")])
+def test_only_this_machine_reads_why_a_process_is_not_ready(web: WebServer, client: str, shown: str) -> None:
+    context = replace(web.context, readiness=lambda: {"worker": "no upstream answers"})
+    health = Health(context, serves_api=True)
+    answer = web.run(health.ready(Request({"type": "http", "client": (client, 9), "headers": []})))
+    assert (answer.status_code, json.loads(bytes(answer.body))["checks"]["worker"]) == (503, shown)
 
 
 def test_a_fault_of_ours_is_shown_by_its_id_alone(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:

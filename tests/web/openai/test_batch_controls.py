@@ -118,6 +118,9 @@ def test_lists_are_filtered_by_the_query(start_web: object) -> None:
         assert ids(q=other[-8:].lower()) == [other]
         assert ids(created_before="1000") == ids(model="m") == ids(error_code="x") == []
         assert len(ids(created_after="1000", q="IN.JSONL")) == 4
+        first_s, last_s = (web.job(one).created_at // 1000 for one in (wanted[0], other))
+        assert len(ids(created_after=str(first_s), created_before=str(last_s + 1))) == 4
+        assert ids(created_before=str(first_s)) == ids(created_after=str(last_s + 1)) == [], "to the second"
         unknown = client.get("/v1/batches", params={"nonsense": "1"})
         is_error(unknown, {"status": 400, "code": "unknown_parameter"})
         assert "metadata[KEY]" in unknown.json()["error"]["message"]
