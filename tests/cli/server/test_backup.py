@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
+from tests.support.syncs import noted_syncs
 from tests.support.tidegate import behaving, chat_line
+from tidegate.cli.server.backup import _back_up
+from tidegate.settings import load
 
 
 def blob_paths(data: Path) -> list[Path]:
     return sorted(path for path in (data / "blobs").glob("*/blob_*") if path.stat().st_size)
 
 
-def test_a_store_is_backed_up_while_it_runs_and_goes_on_after_a_restore(desk: Desk) -> None:
+def test_a_store_is_backed_up_while_it_runs_and_goes_on_after_a_restore(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [chat_line(f"c{number}", behaving("latency=300")) for number in range(40)]
     serving = Serving(desk)
     done = serving.submit([chat_line(f"d{number}", "say it") for number in range(5)])
@@ -29,6 +35,7 @@ def test_a_store_is_backed_up_while_it_runs_and_goes_on_after_a_restore(desk: De
     wait_until(some, 60, "some answers")
     made = desk.json_of("backup", "copy", "--json")
     assert made["files"] >= 4, "the database, the pepper, an input and answers"
+    assert not any(path.stat().st_mode & 0o077 for path in (desk.here / "copy").rglob("*")), "it holds prompts"
     serving.proc.kill()
     serving.proc.wait()
 
@@ -46,6 +53,10 @@ def test_a_store_is_backed_up_while_it_runs_and_goes_on_after_a_restore(desk: De
     )
     assert restored.call("GET", f"/v1/batches/{running}")[1]["request_counts"]["completed"] == len(lines)
     desk.done("verify", running, "--data", "again")
+
+    synced = noted_syncs(monkeypatch)
+    uvloop.run(_back_up(load(None, desk.here / "again", {}, {}).settings, desk.here / "durable"))
+    assert set((desk.here / "durable/blobs").iterdir()) <= set(synced), "before the manifest says that it is whole"
 
 
 @pytest.mark.parametrize("damage", ["a blob cut short", "the database changed", "no manifest", "a name that leads out"])
