@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.judge.world import JudgedWorld
 from tidegate.core import ids
+from tidegate.judge.lines import ClaimedUsage
 
 Lines = list[bytes]
 Harm = Callable[[JudgedWorld, str], None]
@@ -119,6 +120,14 @@ def reworded(line: dict[str, Any]) -> None:
     """An answer that says something else, in as many letters."""
     message = line["response"]["body"]["choices"][0]["message"]
     message["content"] = message["content"].swapcase()
+
+
+def asked_twice(line: dict[str, Any]) -> None:
+    """The answer did not fit at first, though no schema was asked for."""
+    used, none = line["response"]["body"]["usage"], dict.fromkeys(ClaimedUsage.__dataclass_fields__, 0)
+    last = none | {"input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"]}
+    tries = [none | {"problem": "no text"}, last | {"problem": None}]
+    line["tidegate"] = line.get("tidegate", {}) | {"tries": [{"model": "m", "cost": "0", **one} for one in tries]}
 
 
 def copied(name: str) -> Callable[[dict[str, Any]], object]:

@@ -12,6 +12,7 @@ from tests.judge.damage import (
     add_call,
     after,
     another_item,
+    asked_twice,
     attempt,
     blob,
     both,
@@ -225,7 +226,7 @@ RECORDS = [
     *damages(
         "plain",
         ["tries"],
-        {"never_fitted": job("schema_invalid_count = 1")},
+        {"never_fitted": job("schema_invalid_count = 1"), "asked_twice": change_line("output", asked_twice)},
     ),
     *damages("running", ["counts"], {"count_of_a_running_job": job("answered_count = answered_count + 1")}),
     *damages(
@@ -476,6 +477,12 @@ CALLS = [
         witness=True,
     ),
     *damages("expired", ["calls_in_time"], {"a_call_after_the_deadline": after("expires_at", 1_001)}, witness=True),
+    *damages(
+        "expired",
+        ["calls_in_time"],
+        {"a_free_repeat_after_the_deadline": both(add_call(later(-0.01, status=429)), add_call(later(1e6)))},
+        witness=True,
+    ),
     *damages("plain", ["one_key"], {"another_key": add_call(other_hash)}, witness=True),
     *damages("plain", ["calls_known"], {"a_call_for_no_item": add_call(another_item)}, witness=True),
     *damages("plain", ["results_called"], {"an_answer_without_a_call": forget_calls}, witness=True),
