@@ -73,6 +73,19 @@ def names(client: httpx2.Client, batch_id: str, **query: Any) -> list[str]:
         after = {"after": page["last_id"]}
 
 
+def test_items_of_an_ordered_batch_are_shown_at_its_end(web: WebServer, client: httpx2.Client) -> None:
+    """Its files are written anew then, so before that no line of them has a place that stays."""
+    made = str(create(client, upload(client, chat("a") + chat("b")), ordered=True)["id"])
+    stages.start(web, made, 2)
+    stages.finish(web, made, {0: answered(made, 0)})
+    items, done = f"/v1/batches/{made}/items", item_id(made, 0)
+    assert client.get(items).json()["data"] == []
+    is_error(client.get(f"{items}/{done}"), {"status": 404, "code": "item_not_found"})
+    is_error(client.get(items, params={"after": done}), {"status": 400, "param": "after"})
+    waiting = client.get(f"{items}/a").json()
+    assert (waiting["outcome"], waiting["request"]["custom_id"]) == (None, "a")
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 9, 100])
 def test_pages_of_any_size_show_every_item_once(client: httpx2.Client, batch_id: str, limit: int) -> None:
     assert names(client, batch_id, limit=limit) == NAMES

@@ -166,10 +166,10 @@ class JobItems:
 
     async def _place(self, job: Job, item_id: str) -> tuple[str, int, int] | None:
         """Return the result file of a finished item, and where its line begins and ends; None for
-        any other id.
+        any other id, and as long as the place is not final.
         """
         split = split_item_id(item_id)
-        if split is None or split[0] != job_part(job.id):
+        if split is None or split[0] != job_part(job.id) or _is_rewritten_later(job):
             return None
         for place in await self._store.item_places(job.id, split[1], 1):
             name = OUTPUT if place.outcome == Outcome.ANSWERED else ERRORS
@@ -183,8 +183,10 @@ class JobItems:
         file_id, size_bytes = (
             (job.output_file_id, job.output_bytes) if name == OUTPUT else (job.error_file_id, job.error_bytes)
         )
+        if _is_rewritten_later(job):
+            return None, 0
         if job.state not in JOB_ENDED:
-            return (None, 0) if job.ordered else (file_id, size_bytes)
+            return file_id, size_bytes
         if file_id is not None and await self._store.get_file(job.tenant_id, file_id) is None:
             raise no_such_file(file_id, "batch_id")
         return file_id, size_bytes if file_id is not None else 0
@@ -226,6 +228,11 @@ class JobItems:
                         if (line := _line_of(block, needle, custom_id, name_of)) is not None:
                             return line
         return None
+
+
+def _is_rewritten_later(job: Job) -> bool:
+    """Return whether no line of the job's files has its final place yet."""
+    return job.ordered and job.state not in JOB_ENDED
 
 
 async def _whole_lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
