@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +29,7 @@ from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.doors import SCOPES
 from tidegate.web.http import auth
-from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, KEY_FAILURES_MAX, Authenticator
+from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, DOUBTFUL_LOOK_UPS, KEY_FAILURES_MAX, Authenticator
 from tidegate.web.http.failures import Failures
 from tidegate.web.http.loopback import is_loopback, is_sent_without_a_network, require_key
 from tidegate.web.http.pepper import can_check_keys, claim_pepper, pepper_of
@@ -61,6 +63,13 @@ def test_without_keys_anyone_here_is_the_default_tenant(web: WebServer) -> None:
     assert get(web, None).status_code == 200
     assert get(web, "sk-whatever-the-sdk-sends").status_code == 200
     assert web.statement("select name from tenants") == [("default",)]
+
+
+def test_where_other_machines_can_connect_every_call_needs_a_key_even_from_here(start_web: Any) -> None:
+    """A proxy on this machine would make all callers local."""
+    web: WebServer = start_web(server={"host": "0.0.0.0"})
+    with web.client() as client:
+        is_error(client.get("/v1/files"), REFUSED)
 
 
 def test_with_a_key_every_call_needs_one(web: WebServer) -> None:
@@ -176,6 +185,33 @@ def test_a_rotated_key_has_two_secrets_for_a_while(web: WebServer) -> None:
     assert web.run(web.store.revoke_key(key_id))
     web.clock.ahead_ms += 2_001
     is_error(get(web, new), REFUSED)
+
+
+def test_a_new_secret_works_at_once_and_the_former_one_to_the_end_of_its_grace(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of the key's row is still believed."""
+    monkeypatch.setattr(auth, "BELIEVED_MS", 100_000)
+    old = web.make_key("acme")
+    assert get(web, old).status_code == 200
+    with web.client() as client:
+        path = f"/admin/v1/keys/{keys.public_id_of(old)}/rotate"
+        new = client.post(path, json={"grace_ms": 300_000}, headers=OPERATOR).json()["key"]
+    assert get(web, new).status_code == 200
+    web.clock.ahead_ms += 250_000
+    assert get(web, old).status_code == 200
+    web.clock.ahead_ms += 50_000
+    assert get(web, new).status_code == 200
+    is_error(get(web, old), REFUSED)
+
+
+def test_the_audit_names_the_address_behind_a_trusted_proxy(start_web: Any) -> None:
+    web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1",)})
+    with web.client(web.make_key("ops", scopes=["admin:write"])) as client:
+        client.headers["X-Forwarded-For"] = "198.51.100.7"
+        assert client.post("/admin/v1/keys", json={"org": "acme"}).status_code == 200
+        [noted] = client.get("/admin/v1/audit").json()["data"]
+    assert (noted["action"], noted["address"]) == ("key.create", "198.51.100.7")
 
 
 def test_a_key_is_changed_by_the_operator_alone(web: WebServer) -> None:
@@ -328,6 +364,46 @@ def test_a_right_key_is_let_in_after_any_number_of_wrong_secrets_under_its_name(
     assert get(web, key).status_code == 200
 
 
+def test_only_keys_that_were_never_right_wait_while_a_few_wrong_ones_are_looked_up(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends wrong keys on and on keeps the store busy with a few of them, and holds up nobody who was let in before."""
+    proven, revoked = web.make_key("acme"), web.make_key("acme")
+    assert [get(web, key).status_code for key in (proven, revoked)] == [200, 200]
+    revoked_id = str(keys.public_id_of(revoked))
+    assert web.run(web.store.revoke_key(revoked_id))
+    web.clock.ahead_ms += 2_001
+    assert get(web, revoked).status_code == 401
+    with web.client("sk-wrong") as client:
+        assert {client.get("/v1/files").status_code for _ in range(ADDRESS_FAILURES_MAX)} == {401, 429}
+    web.clock.ahead_ms += 2_001
+    look_up, looked_up, may_answer = web.store.get_key, list[str](), asyncio.Event()
+
+    async def slow(public_id: str) -> Any:
+        if public_id != keys.public_id_of(proven):
+            looked_up.append(public_id)
+            await may_answer.wait()
+        return await look_up(public_id)
+
+    async def turn() -> None:
+        pass
+
+    async def answer() -> None:
+        may_answer.set()
+
+    monkeypatch.setattr(web.store, "get_key", slow)
+    with ThreadPoolExecutor(DOUBTFUL_LOOK_UPS + 2) as pool:
+        wrong = [pool.submit(get, web, unknown_key()) for _ in range(DOUBTFUL_LOOK_UPS)]
+        wait_until(lambda: len(looked_up) == DOUBTFUL_LOOK_UPS, 20, "the first to be looked up")
+        wrong += [pool.submit(get, web, key) for key in (unknown_key(), revoked)]
+        wait_until(lambda: len(web.app.busy) == DOUBTFUL_LOOK_UPS + 2, 20, "the others to come")
+        web.run(turn())
+        assert len(looked_up) == DOUBTFUL_LOOK_UPS
+        assert get(web, proven).status_code == 200
+        web.run(answer())
+        assert {one.result().status_code for one in wrong} == {429}
+
+
 def test_behind_a_proxy_each_caller_has_failures_of_its_own(start_web: Any) -> None:
     web: WebServer = start_web(server={"trusted_proxies": ("127.0.0.1", "10.0.0.0/8")})
     web.make_key("acme")
@@ -442,13 +518,19 @@ def test_the_operator_may_speak_for_a_tenant_of_any_name(web: WebServer, name: s
         assert [file["id"] for file in client.get("/v1/files", headers=named).json()["data"]] == [file_id]
 
 
-def test_a_control_token_from_elsewhere_is_refused(web: WebServer) -> None:
-    headers = [(b"x-tidegate-control", CONTROL_TOKEN.encode())]
-    request = Request({"type": "http", "headers": headers, "client": ("10.0.0.9", 1), "method": "GET", "path": "/"})
+@pytest.mark.parametrize(
+    ("wanted", "sent", "client"), [(CONTROL_TOKEN, CONTROL_TOKEN, "10.0.0.9"), (None, "", "127.0.0.1")]
+)
+def test_a_control_token_from_elsewhere_or_of_no_server_is_refused(
+    web: WebServer, wanted: str | None, sent: str, client: str
+) -> None:
+    headers = [(b"x-tidegate-control", sent.encode())]
+    request = Request({"type": "http", "headers": headers, "client": (client, 1), "method": "GET", "path": "/"})
+    context = msgspec.structs.replace(web.context, control_token=None if wanted is None else Secret(wanted))
 
     async def ask() -> int:
         try:
-            await Authenticator(web.context).caller(request, "files:read")
+            await Authenticator(context).caller(request, "files:read")
         except ApiProblem as problem:
             return problem.status
         return 200

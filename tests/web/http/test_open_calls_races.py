@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.support.ports import HandClock
+from tests.web.gateway_world import CHAT
+from tidegate.core.errors import ApiProblem
 from tidegate.store.store import Store
+from tidegate.web.gateway.dialects import Dialect
+from tidegate.web.gateway.proxy_response import ProxyResponse
 from tidegate.web.http.intake import OpenCalls
 
 KEY, OTHER, SECRET, NEW_SECRET = "k" * 8, "o" * 8, bytes([1]) * 32, bytes([2]) * 32
@@ -76,3 +82,24 @@ async def test_a_call_that_ended_while_the_store_is_asked_is_left_alone() -> Non
     keys.meanwhile = call.leave
     await calls.look()
     assert not call.is_cut
+
+
+@pytest.mark.anyio
+async def test_a_call_whose_key_stopped_working_before_it_is_sent_is_not_sent() -> None:
+    """A hook may take a while between the check of the key and the call."""
+    keys = Keys(row())
+    calls = opened(keys)
+    call = calls.add(KEY, SECRET)
+    keys.rows[KEY] = row(revoked_at=900)
+    await calls.look()
+
+    async def open_upstream() -> Any:
+        pytest.fail("it was sent")
+
+    async def nothing(*_: object) -> Any:
+        pytest.fail("nothing is read or said")
+
+    response = ProxyResponse(open_upstream, Dialect(CHAT, b"{}", 0, ""), HandClock(), "m", "req_1")
+    with pytest.raises(ApiProblem) as refused:
+        await response({"tidegate.intake": SimpleNamespace(open_call=call)}, nothing, nothing)
+    assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
