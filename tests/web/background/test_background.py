@@ -256,6 +256,10 @@ NOT_SECONDS: tuple[object, ...] = (-1, 86_401, 1.5, "5", True, [], {}, 10**30)
 BAD_BODIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({**ASK, "stream": True}, {"status": 400, "code": "unsupported_parameter", "param": "stream"}),
     ({**ASK, "store": False}, {"status": 400, "code": "invalid_parameter", "param": "store"}),
+    (
+        {**ASK, "previous_response_id": "resp_1"},
+        {"status": 400, "code": "parameter_not_allowed", "param": "previous_response_id"},
+    ),
     *(({**ASK, "service_tier": wrong}, BAD_TIER) for wrong in BAD_TIERS),
     ({**ASK, "background": 1}, {"status": 400, "code": "invalid_parameter", "param": "background"}),
     ({**ASK, "background": "true"}, {"status": 400, "code": "invalid_parameter", "param": "background"}),

@@ -121,12 +121,13 @@ def test_results_of_bounded_size_are_several_files(web: WebServer, client: httpx
     assert made(client, upload(client, line(1)))["tidegate"]["output_file_bytes_max"] is None
 
 
-def test_several_files_are_checked_as_one_and_no_other_tenants_is_taken(client: httpx2.Client) -> None:
+def test_several_files_are_checked_as_one_and_no_other_tenants_is_taken(web: WebServer, client: httpx2.Client) -> None:
     files = [upload(client, line(1)), upload(client, line(2) + line(1))]
     body = {"input_file_ids": files, "endpoint": CHAT, "validate_only": True}
     report = client.post("/v1/batches", json=body).json()
     assert [(error["code"], error["line"]) for error in report["errors"]["data"]] == [("duplicate_custom_id", 2)]
     assert report["errors"]["data"][0]["message"].startswith(f"{files[1]}: Line 1 of {files[0]} has")
+    assert list(web.context.scratch.iterdir()) == []
     body["input_file_ids"] = [files[0], "file-" + "0" * 24]
     missing = client.post("/v1/batches", json=body)
     assert (missing.status_code, missing.json()["error"]["param"]) == (404, "input_file_ids")

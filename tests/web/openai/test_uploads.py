@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.processes import wait_until
 from tests.web.calls import is_error, kept
 from tests.web.server import WebServer
 from tidegate.store.tenants import uploads
+from tidegate.web.http import tenant_slots
 
 ASKED = {"bytes": 30, "filename": "in.jsonl", "mime_type": "application/jsonl", "purpose": "batch"}
 
@@ -69,6 +71,20 @@ def test_parts_sent_at_once_become_one_file_in_the_order_that_is_named(web: WebS
     client.delete(f"/v1/files/{file['id']}")
     assert complete(client, upload["id"], ordered, md5=md5).json()["file"] is None
     is_error(complete(client, upload["id"], ordered, md5="0" * 32), {"status": 400, "code": "md5_mismatch"})
+
+
+def test_parts_that_arrive_at_once_are_bounded(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_slots, "UPLOAD_WAIT_S", 0.05)
+    web: WebServer = start_web(limits={"uploads_max": 1})
+    body = b'--XX\r\nContent-Disposition: form-data; name="data"; filename="a"\r\n\r\n' + b"x" * 30 + b"\r\n--XX--\r\n"
+    with web.client() as client, socket.create_connection(("127.0.0.1", web.port), timeout=30) as slow:
+        upload_id = begin(client)["id"]
+        head = f"POST /v1/uploads/{upload_id}/parts HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        slow.sendall(head.encode() + b"Content-Type: multipart/form-data; boundary=XX\r\n\r\n" + body[:90])
+        wait_until(lambda: web.statement("select count(*) from blobs") == [(1,)], 20, "the first part to be under way")
+        is_error(send(client, upload_id, b"x"), {"status": 429, "code": "too_many_uploads"})
+        slow.sendall(body[90:])
+        assert slow.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_cancelled_upload_leaves_nothing(web: WebServer, client: httpx2.Client) -> None:
