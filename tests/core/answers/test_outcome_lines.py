@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.answers.outcome_lines import read_line, response_status
+from tidegate.core.answers.outcome_lines import read_line, readable_line, response_status
 
 
 def line(body: Any) -> bytes:
@@ -55,3 +55,9 @@ def test_a_line_without_an_answer_has_no_other_end() -> None:
 @pytest.mark.parametrize("text", [b"", b"\x00\xff", b'{"id": 1}', b'{"id": "\xff"}', line({"status": "failed"})[:-9]])
 def test_a_damaged_line_holds_nothing_up(text: bytes) -> None:
     assert response_status(text) == "completed"
+
+
+@pytest.mark.parametrize(("lost", "custom_id"), [(0, "c"), (200, None)])
+def test_a_name_within_the_answer_of_a_damaged_line_is_not_the_lines_own(lost: int, custom_id: str | None) -> None:
+    text = b'{"id":"batch_req_0000000000000000_00"' + b"\xff" * lost + b',"custom_id":"c","response":{"body":{"x'
+    assert readable_line(text).custom_id == custom_id

@@ -283,3 +283,14 @@ def test_no_guardrail_changes_a_word_of_the_api(name: str, text: str, in_request
 )  # fmt: skip
 def test_a_text_is_read_in_every_form_in_which_it_may_be_meant(text: str, others: list[str]) -> None:
     assert list(readings(text)) == [text, *others]
+
+
+@pytest.mark.parametrize(("levels", "is_looked_at"), [(3, True), (8, False)])
+def test_parts_that_lie_too_deeply_within_one_another_are_not_joined_for_ever(levels: int, is_looked_at: bool) -> None:
+    """Each list repeats the text of all lists in it."""
+    part: Any = "a long text " * 1_000
+    for _ in range(levels):
+        part = {"content": [part, "more"]}
+    texts, unseen = looked_at({"messages": [part]})
+    assert (unseen == "") is is_looked_at
+    assert sum(map(len, texts)) < 20 * len(json.dumps(part))

@@ -93,6 +93,7 @@ def nested(steps: int) -> Any:
     [
         pytest.param(lambda count: {"description": "x" * (count - len('{"description":""}'))}, 65_536, id="bytes"),
         pytest.param(lambda count: {"pattern": "x" * count}, 4_096, id="bytes of patterns"),
+        pytest.param(lambda count: {"patternProperties": {"x" * count: True}}, 4_096, id="bytes of patterns of names"),
         pytest.param(lambda count: {"allOf": [True] * (count - 1)}, 10_000, id="schemas with references followed"),
         pytest.param(lambda count: {"properties": {f"p{n}": {"$ref": "#"} for n in range(count)}}, 200, id="ways back"),
         pytest.param(nested, 63, id="steps into a value"),
