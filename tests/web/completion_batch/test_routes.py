@@ -432,6 +432,14 @@ def test_an_empty_id_is_that_of_a_reader_who_has_seen_nothing(web: WebServer, cl
     assert client.get(f"{PLACE}/{batch_id}/events", headers={"Last-Event-ID": ""}).text == whole.text
 
 
+def test_an_id_that_no_event_has_yet_is_refused(web: WebServer, client: httpx2.Client) -> None:
+    """It is of another batch: taken for this one, its reader would miss events, or read none at all."""
+    batch_id = made(client)["batchId"]
+    next_id = web.run(web.store.job_event_total(batch_id)) + 1
+    answer = client.get(f"{PLACE}/{batch_id}/events", headers={"Last-Event-ID": str(next_id)})
+    refused(answer, 400, "INVALID_PARAMETER", "Last-Event-ID")
+
+
 def test_the_head_of_a_stream_does_not_wait_for_it(client: httpx2.Client) -> None:
     answer = client.head(f"{PLACE}/{made(client)['batchId']}/events", timeout=10)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -133,6 +135,31 @@ def test_a_keys_own_limits_bind_its_interactive_calls(world: GatewayWorld) -> No
     asked = {**ASK, "max_tokens": 500}
     anthropic = poor.post(MESSAGES, json=asked)
     assert (anthropic.status_code, anthropic.json()["error"]["code"]) == (429, "insufficient_quota")
+
+
+def test_calls_of_one_tenant_leave_a_slot_to_another(world: GatewayWorld) -> None:
+    async def held(request: Request, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD, chunked(chunk("a")))
+        await peer.until_gone()
+
+    world.start(held, options=[{"max_in_flight": 4}])
+    ours, theirs = world.client(world.web.make_key("ours")), world.client(world.web.make_key("theirs"))
+    asked = {**ASK, "stream": True}
+
+    def one_more() -> int:
+        with ours.stream("POST", CHAT, json=asked) as answer:
+            return answer.status_code
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as calls:
+        for _ in range(3):
+            calls.enter_context(ours.stream("POST", CHAT, json=asked))
+        waiting = pool.submit(one_more)
+        state = world.web.router._states["u0"]
+        wait_until(lambda: state.interactive_waiting.total() + state.interactive_in_flight == 4, 20, "the fourth call")
+        assert calls.enter_context(theirs.stream("POST", CHAT, json=asked)).status_code == 200
+        assert not waiting.done()
+        calls.close()
+        assert waiting.result() == 200
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -66,6 +66,9 @@ def test_a_change_leaves_the_rest_and_null_takes_back(client: httpx2.Client) -> 
         "share": None,
         "after": None,
     }
+    moment = made["created_at"] + 3_600
+    waiting = client.post(path, json={"not_before": moment, "max_errors": {"share": 0.5}}).json()["tidegate"]
+    assert (waiting["not_before"], waiting["max_errors"]) == (moment, {"count": None, "share": 0.5, "after": 100})
     client.post(f"{path}/cancel")
     is_error(client.post(path, json={"priority": 1}), {"status": 409, "code": "batch_not_changeable"})
 

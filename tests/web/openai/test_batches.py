@@ -248,6 +248,7 @@ def test_a_client_that_asks_for_it_reads_the_growing_output_at_its_file(web: Web
     def read(at: str, lines: int = 0) -> tuple[bytes, str, str]:
         part = client.get(at, params={"offset": lines} if lines else None)
         assert part.status_code == 200
+        assert ("etag" in part.headers) == (part.headers["x-incomplete"] == "false"), "what grows has no name yet"
         return part.content, part.headers["x-incomplete"], part.headers["x-last-line"]
 
     assert read(path) == (b"", "true", "0")

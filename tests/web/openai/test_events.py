@@ -156,6 +156,15 @@ def test_events_come_as_things_happen(web: WebServer, client: httpx2.Client) -> 
     assert late.seen == reader.seen[4:]
 
 
+def test_a_long_message_of_an_item_is_shown_in_part(web: WebServer, client: httpx2.Client) -> None:
+    job_id = stages.running(web, client, 1)
+    stages.finish(web, job_id, {}, {0: failed(0).replace(b"No.", b"x" * 501)})
+    stages.publish(web, job_id)
+    [event] = [one for one in read(client, job_id) if one.kind == "item.failed"]
+    [item] = client.get(f"/v1/batches/{job_id}/items").json()["data"]
+    assert event.data["error"]["message"] == item["error"]["message"] == "x" * 500
+
+
 def test_a_batch_that_never_began(web: WebServer, client: httpx2.Client) -> None:
     job_id = str(create(client, upload(client))["id"])
     client.post(f"/v1/batches/{job_id}/cancel")
