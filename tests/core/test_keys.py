@@ -1,4 +1,4 @@
-"""What can be said of a key by its text alone."""
+"""What the text of a key alone shows."""
 
 from __future__ import annotations
 

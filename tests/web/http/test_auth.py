@@ -367,7 +367,7 @@ def test_a_right_key_is_let_in_after_any_number_of_wrong_secrets_under_its_name(
 def test_only_keys_that_were_never_right_wait_while_a_few_wrong_ones_are_looked_up(
     web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sends wrong keys on and on keeps the store busy with a few of them, and holds up nobody who was let in before."""
+    """A sender of many wrong keys keeps the store busy with a few of them, and callers that were let in before do not wait."""
     proven, revoked = web.make_key("acme"), web.make_key("acme")
     assert [get(web, key).status_code for key in (proven, revoked)] == [200, 200]
     revoked_id = str(keys.public_id_of(revoked))

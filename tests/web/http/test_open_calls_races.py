@@ -97,7 +97,7 @@ async def test_a_call_whose_key_stopped_working_before_it_is_sent_is_not_sent() 
         pytest.fail("it was sent")
 
     async def nothing(*_: object) -> Any:
-        pytest.fail("nothing is read or said")
+        pytest.fail("nothing is read or sent")
 
     response = ProxyResponse(open_upstream, Dialect(CHAT, b"{}", 0, ""), HandClock(), "m", "req_1")
     with pytest.raises(ApiProblem) as refused:

@@ -1,4 +1,4 @@
-"""The watch over jobs that requests wait for: who is told of what."""
+"""The watch over jobs that requests wait for: what each of them gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.web.server import WebServer
 from tidegate.web.jobs.job_watch import JobWatch
 
 
-def test_who_read_a_job_before_its_last_change_is_told_of_it_though_others_know_it(
+def test_a_reader_that_missed_the_last_change_of_a_job_gets_it_though_others_have_it(
     web: WebServer, client: httpx2.Client
 ) -> None:
     batch_id = create(client, upload(client))["id"]

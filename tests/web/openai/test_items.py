@@ -74,7 +74,7 @@ def names(client: httpx2.Client, batch_id: str, **query: Any) -> list[str]:
 
 
 def test_items_of_an_ordered_batch_are_shown_at_its_end(web: WebServer, client: httpx2.Client) -> None:
-    """Its files are written anew then, so before that no line of them has a place that stays."""
+    """Its files are written again then, so before that no line of them has its final place."""
     made = str(create(client, upload(client, chat("a") + chat("b")), ordered=True)["id"])
     stages.start(web, made, 2)
     stages.finish(web, made, {0: answered(made, 0)})
