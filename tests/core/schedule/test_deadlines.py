@@ -49,6 +49,12 @@ def test_a_hopeless_job_is_not_urgent() -> None:
     assert ranking.urgent_jobs([replace(late, expires_at=95_000)], MODEL, 0, pace) != []
 
 
+def test_of_urgent_jobs_the_one_that_is_due_first_is_first_whichever_is_older() -> None:
+    pace = ranking.deadline_pace(MODEL, 0.5, Policy())
+    younger = replace(VIEW, job_id="k", created_at=1, expires_at=99_000)
+    assert ranking.urgent_jobs([VIEW, younger], MODEL, 10_000, pace) == [younger, VIEW]
+
+
 @given(st.integers(0, 200_000), st.integers(1, 50_000), st.floats(0.01, 1), st.none() | st.floats(0.1, 200))
 @looks.tried
 def test_urgent_is_negative_slack_that_is_not_hopeless(now: int, left: int, share: float, rate: float | None) -> None:

@@ -181,6 +181,13 @@ def test_fifo_is_whole_jobs_in_order_of_age() -> None:
     ]
 
 
+def test_a_priority_beats_no_older_job_of_another_owner() -> None:
+    jobs = [job("old", "a", 1, created_at=1), job("young", "b", 1, created_at=2, priority=9)]
+    world = ScheduleWorld(jobs, Policy(mode=Mode.FIFO), slots=2)
+    world.act(world.workers[0])
+    assert [pick.job_id for pick in world.last_choice.picks] == ["old", "young"]
+
+
 def test_slices_go_round_the_jobs() -> None:
     jobs = [job("b", "a", 9, created_at=2), job("a", "a", 9, created_at=1), job("c", "b", 1, created_at=3)]
     world = ScheduleWorld(jobs, Policy(mode=Mode.SLICE), slots=6)
