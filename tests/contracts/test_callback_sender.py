@@ -362,14 +362,16 @@ async def test_a_name_is_resolved_once_for_each_send(monkeypatch: pytest.MonkeyP
 async def test_a_socket_is_made_only_for_an_address_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with the first check out of the way, nothing is dialled."""
     sender = CallbackSender(PUBLIC_HTTP, "Tidegate/test", answers("127.0.0.1"))
+    async with RawServer() as receiver:
+        where = {"host": "127.0.0.1", "port": receiver.port, "family": socket.AF_INET, "proto": 6, "flags": 0}
 
-    async def unchecked(target: Any) -> list[Any]:
-        return [
-            {"hostname": target.host, "host": "127.0.0.1", "port": 80, "family": socket.AF_INET, "proto": 6, "flags": 0}
-        ]
+        async def unchecked(target: Any) -> list[Any]:
+            return [{"hostname": target.host, **where}]
 
-    monkeypatch.setattr(sender, "_addresses", unchecked)
-    assert not (await sender.post("http://hooks.example.com/", b"{}", HEADERS, owner="tenant")).is_success
+        monkeypatch.setattr(sender, "_addresses", unchecked)
+        assert not (await sender.post("http://hooks.example.com/", b"{}", HEADERS, owner="tenant")).is_success
+    assert receiver.requests == []
+    monkeypatch.undo()
     # An address as the URL's host needs no name server, and passes the same wall.
     assert (await sender.post("http://127.0.0.1/", b"{}", HEADERS, owner="tenant")).failure == "target_refused"
     await sender.close()

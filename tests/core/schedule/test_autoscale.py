@@ -22,7 +22,7 @@ def test_the_steepest_deadline_decides() -> None:
     assert needed(DueWork(HOUR_MS, 36_001)) == 2
     assert needed(DueWork(10 * HOUR_MS, 36_000), DueWork(HOUR_MS, 108_000)) == 3
     # What is due later counts with what is due before it.
-    assert needed(DueWork(HOUR_MS, 36_000), DueWork(2 * HOUR_MS, 108_000)) == 2
+    assert needed(DueWork(HOUR_MS, 36_000), DueWork(2 * HOUR_MS, 36_001)) == 2
     assert needed(DueWork(HOUR_MS, 72_000), rate=20.0, replicas=2) == 2
     assert needed(DueWork(HOUR_MS, 36_000), interactive=9) == 3
     assert needed(interactive=1) == 1
