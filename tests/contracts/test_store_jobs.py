@@ -550,6 +550,19 @@ async def test_a_late_cancel_leaves_an_expiring_job_expired(world: StoreWorld) -
         assert (before.closing, before.cancelling_at) == (JobState.EXPIRED, None)
 
 
+async def test_each_pair_of_metadata_must_match_to_the_letter(world: StoreWorld) -> None:
+    caller, pairs = await world.caller(), {"a": "w", "b": "x", "c": "y", "d": "z"}
+    job = await world.job(caller, metadata=pairs)
+
+    async def found(wanted: dict[str, str]) -> list[str]:
+        jobs = await world.store.search_jobs(caller.tenant_id, JobFilter(metadata=wanted), count_max=10)
+        return [one.id for one in jobs or []]
+
+    assert await found(pairs) == [job.id]
+    for name in pairs:
+        assert await found({**pairs, name: pairs[name].upper()}) == []
+
+
 async def test_a_search_finds_what_matches_and_nothing_else(world: StoreWorld) -> None:
     caller, other_caller = await world.caller(), await world.caller("another")
     plain = await world.job(caller, metadata={"team": "a", "note": 'say "x"\\', "é": "Größe"})
@@ -578,6 +591,7 @@ async def test_a_search_finds_what_matches_and_nothing_else(world: StoreWorld) -
     assert await found(metadata={"team": "b", "note": "x"}) == set()
     assert await found(error_code="max_cost_exceeded") == {failed.id}
     assert await found(error_code="fake") == set()
+    assert await found(from_ms=START_MS) == {plain.id, running.id, failed.id, gone.id}
     assert await found(from_ms=START_MS + 1) == {running.id, failed.id, gone.id}
     assert await found(to_ms=START_MS + 1) == {plain.id}
     assert await found(words="größe") == {plain.id} == await found(words='"X"')

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tests.contracts.store_world import DAY_MS, MODEL, StoreWorld, plan_of, refused
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.job_lists import JobFilter
 from tidegate.core.nouns import (
     Caller,
     Idempotency,
@@ -100,6 +101,7 @@ async def test_an_overview_of_batches_shows_no_response_neither_open_nor_late_no
     await world.clock.advance(DAY_MS - 1)
     seen = await world.store.overview()
     assert (seen.jobs, seen.stuck) == ([], [])
+    assert await world.store.search_jobs(job.tenant_id, JobFilter(from_ms=1), count_max=10) == []
     assert (await world.answer(await world.log(), job, 0)).complete
     token = world.token()
     assert await world.store.take_step(job.id, JobState.FINALIZING, await world.worker(), token)
