@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 
+from tests.support.proxy import WiredDatabase
 from tests.upstream.raw_server import eventually
 from tidegate.backends.noticed_wake import NoticedWake
 from tidegate.backends.shared_redis import RedisShared
 from tidegate.backends.system import SystemClock, SystemEntropy
+from tidegate.store.database import postgres_notices
 from tidegate.store.database.postgres_notices import PostgresNotices
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +87,22 @@ async def test_a_lost_connection_is_replaced_and_sending_meanwhile_raises_nothin
     finally:
         await first.notices.close()
         await second.notices.close()
+
+
+async def test_a_connection_that_fell_silent_is_given_up(
+    wired_database: WiredDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("_CHECK_S", "_AGAIN_S"):
+        monkeypatch.setattr(postgres_notices, pause, 0.05)
+    one = Process(PostgresNotices(wired_database.url, "a", 1.0))
+    try:
+        await one.says("before", one)
+        wired_database.wire.blackhole()
+        await eventually(lambda: one.notices._connection is None, "the connection to be given up")  # type: ignore[union-attr]
+        wired_database.wire.heal()
+        await one.says("after", one)
+    finally:
+        await one.notices.close()
 
 
 async def test_a_database_that_is_away_at_the_start_is_found_later() -> None:

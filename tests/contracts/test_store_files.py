@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,12 +11,14 @@ from msgspec.structs import replace
 from tests.contracts.store_world import DAY_MS, START_MS, StoreWorld
 from tests.contracts.test_store_budgets import rows
 from tests.support.store_verbs import any_file
-from tidegate.core.errors import ApiProblem, LostRace
+from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.core.errors import ApiProblem, BlobMissing, LostRace
 from tidegate.core.files import AbandonedBlob, Extent, File, NewFile, Placed, Stamp, StoredBlob
 from tidegate.core.job_shape import JobShape
 from tidegate.core.nouns import Caller, Idempotency, Job, Quotas
 from tidegate.core.states import FileState
 from tidegate.core.webhooks import EndpointShape
+from tidegate.store.file_bytes import file_bytes
 from tidegate.store.tenants import files
 
 pytestmark = pytest.mark.anyio
@@ -534,3 +537,11 @@ async def test_the_oldest_idempotency_keys_are_forgotten_first(
     for left in (["a", "c"], ["c"], []):
         await world.store.prune_files(DAY_MS, 10)
         assert await rows(world, "select key from idempotency order by created_at") == left
+
+
+async def test_a_file_whose_bytes_are_gone_is_given_up(world: StoreWorld, tmp_path: Path) -> None:
+    """They are looked for once more, because a file may get other pieces while it is read."""
+    file, blobs = await world.file(await world.caller()), LocalBlobs(tmp_path / "blobs")
+    with pytest.raises(BlobMissing):
+        [chunk async for chunk in file_bytes(world.store, blobs, file.id, 0, file.size_bytes)]
+    await blobs.close()
