@@ -539,6 +539,27 @@ async def test_the_oldest_idempotency_keys_are_forgotten_first(
         assert await rows(world, "select key from idempotency order by created_at") == left
 
 
+async def test_a_file_that_gets_other_pieces_while_it_is_read_is_read_whole(
+    world: StoreWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that has just learned where the old pieces are finds them removed."""
+    file, copy, blobs = await world.file(await world.caller(), size_bytes=3), world.id("blob"), LocalBlobs(tmp_path)
+    old = await world.store.list_extents(file.id, 0, 10)
+    await world.store.begin_blob(copy, "compacted", await world.worker())
+    writer = await blobs.create(copy)
+    await writer.write(b"abc")
+    await writer.finish()
+    await world.store.replace_extents(file.id, old, Placed(copy, 0, 3))
+    learned, ask = [old], world.store.list_extents
+
+    async def look(file_id: str, from_at: int, count_max: int) -> list[Extent]:
+        return learned.pop() if learned else await ask(file_id, from_at, count_max)
+
+    monkeypatch.setattr(world.store, "list_extents", look)
+    assert b"".join([chunk async for chunk in file_bytes(world.store, blobs, file.id, 0, 3)]) == b"abc"
+    await blobs.close()
+
+
 async def test_a_file_whose_bytes_are_gone_is_given_up(world: StoreWorld, tmp_path: Path) -> None:
     """They are looked for once more, because a file may get other pieces while it is read."""
     file, blobs = await world.file(await world.caller()), LocalBlobs(tmp_path / "blobs")

@@ -102,16 +102,18 @@ async def test_a_callback_gets_what_it_wants_of_each_item(world: StoreWorld) -> 
     store, caller, worker = world.store, await world.caller(), await world.worker()
     wanted = ("item.running", "item.completed", "batch.completed")
     webhook = JobWebhook("https://hooks.example.com/", wanted, b"s" * 32, "some-door", {"X-A": "b"})
-    job = await world.running(caller, 2, door="{}", webhook=webhook)
+    job = await world.running(caller, 3, door="{}", webhook=webhook)
     [held] = await world.lease(worker, job)
     await world.answer(await world.log(), job, 0, token=held.token)
+    await world.record(world.errors(await world.log("errors"), job, 2, token=held.token))
     leased = await store.lease_webhooks(worker, "t", count_max=10, tenant_max=10)
     assert sorted((one.event_type, one.item) for one in leased) == [
         ("item.completed", 0),
         ("item.running", 0),
         ("item.running", 1),
+        ("item.running", 2),
     ]
-    assert len({one.event_id for one in leased}) == 3
+    assert len({one.event_id for one in leased}) == 4
     assert {(one.door, *one.headers.items()) for one in leased} == {("some-door", ("X-A", "b"))}
     listed = await store.list_webhook_deliveries(caller.tenant_id, None, None, 10)
     assert {(one.state, one.ended_at, one.failure) for one in listed or ()} == {(DeliveryState.PENDING, None, None)}

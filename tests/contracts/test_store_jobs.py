@@ -176,6 +176,13 @@ async def test_the_marks_of_jobs_change_with_them(world: StoreWorld) -> None:
     await world.store.cancel_job(caller.tenant_id, ids[1])
     changed = await world.store.job_marks(ids)
     assert [changed[one] == marks[one] for one in ids] == [True, False, True]
+    running = await world.running(caller, 2)
+    [held], [begun] = (
+        await world.lease(await world.worker(), running),
+        (await world.store.job_marks([running.id])).values(),
+    )
+    await world.record(world.errors(await world.log("errors"), running, 0, token=held.token))
+    assert (await world.store.job_marks([running.id]))[running.id] != begun, "a failed item shows too"
     assert await world.store.job_marks([]) == {}
     with pytest.raises(ValueError, match="fixed length"):
         await world.store.job_marks(["batch_1"])

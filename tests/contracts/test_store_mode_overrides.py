@@ -27,6 +27,12 @@ async def test_every_process_sees_the_last_switch(world: StoreWorld) -> None:
         assert await other.mode_override() == switch
 
 
+async def test_a_mode_that_is_not_named_stays(world: StoreWorld) -> None:
+    await world.store.override_mode("fifo_v1", "smart_v1")
+    assert await world.store.override_mode(mode="slice_v1") == ModeOverride("slice_v1", "smart_v1")
+    assert await world.store.override_mode(shadow_mode="none") == ModeOverride("slice_v1", "none")
+
+
 async def test_two_operators_who_switch_one_mode_each_at_once_both_succeed(world: StoreWorld) -> None:
     other = await world.open_another()
     await world.store.override_mode("", "")

@@ -370,6 +370,21 @@ async def test_an_abandoned_job_fails_with_what_was_recorded(world: StoreWorld) 
     assert not await slice_counts(world.store, job.id)
 
 
+async def test_an_abandoned_job_without_an_answer_has_no_output_file(world: StoreWorld) -> None:
+    job, _, _ = await closed(world, answered=0, failed=1, rest=1)
+    ended = await world.store.abandon_job(job.tenant_id, job.id, None)
+    assert ended is not None
+    assert (ended.output_file_id, ended.error_file_id) == (None, job.error_file_id)
+
+
+async def test_a_publishing_that_failed_is_not_next_before_its_rest_is_over(world: StoreWorld) -> None:
+    job, _, token = await closed(world, answered=1, failed=0, rest=0)
+    assert await world.store.drop_step(job.id, token, 500) == 1
+    assert await world.store.jobs_to_publish(PublishTurns()) == []
+    await world.clock.advance(500)
+    assert await world.store.jobs_to_publish(PublishTurns()) == [job.id]
+
+
 async def test_only_a_job_that_is_finalizing_can_be_abandoned(world: StoreWorld) -> None:
     caller = await world.caller()
     job = await world.running(caller, 2)

@@ -9,6 +9,7 @@ import pytest
 
 from tidegate.core.input.line_faults import BodyFault, LineFault
 from tidegate.core.input.lines import ENDPOINTS, MIXED, LineRules, check_line
+from tidegate.core.input.scan import Scan
 
 GENERATING = {
     "/v1/chat/completions",
@@ -42,6 +43,23 @@ def test_a_line_that_needs_no_model_is_refused_for_its_real_fault(endpoint: str)
 def test_the_first_byte_that_is_not_utf8_is_named_by_its_place() -> None:
     with pytest.raises(LineFault, match=r"^Byte 15 of this line is not UTF-8"):
         check_line(b'{"custom_id":"\xff"}', LineRules("/v1/chat/completions"))
+
+
+@pytest.mark.parametrize(
+    ("custom_id", "model", "param"), [("ä" * 257, "m", "custom_id"), ("a", "ä" * 129, "body.model")]
+)
+def test_names_are_bounded_in_bytes(custom_id: str, model: str, param: str) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "x"}]}
+    with pytest.raises(LineFault) as refused:
+        check_line(json.dumps({"custom_id": custom_id, "body": body}).encode(), LineRules("/v1/chat/completions"))
+    assert refused.value.param == param
+
+
+def test_so_many_bad_lines_are_named_and_then_no_more_are_read() -> None:
+    scan = Scan(LineRules("/v1/chat/completions", errors_max=3))
+    scan.read_first(b"{}\n" * 9)
+    scan.finish()
+    assert (scan.stopped, [error.line for error in scan.errors]) == (True, [1, 2, 3])
 
 
 @pytest.mark.parametrize(("size", "is_cut"), [(75, False), (76, True)])
