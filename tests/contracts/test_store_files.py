@@ -427,6 +427,7 @@ async def test_an_upload_can_go_with_the_file_that_was_made_of_it(world: StoreWo
     file = await world.file(caller)
     blob_ids = [extent.blob_id for extent in await world.extents(file.id)]
     log = await world.log()
+    await world.store.settle_blob(log.blob_id)
     assert await world.store.condemn_uploads(blob_ids) == [], "a file is made of it"
     assert await world.store.delete_file(caller.tenant_id, file.id)
     assert await world.store.condemn_uploads([*blob_ids, log.blob_id]) == blob_ids
@@ -446,6 +447,9 @@ async def test_condemned_bytes_are_listed_in_the_order_in_which_they_were_condem
     assert await world.store.condemned_blobs(-1, -1, 2) == condemned[:2]
     await world.store.forget_blob(condemned[0])
     assert await world.store.condemned_blobs(-1, -1, 10) == condemned[1:]
+    [kept] = await world.extents((await world.file(caller)).id)
+    await world.store.forget_blob(kept.blob_id)
+    assert await world.store.knows_blob(kept.blob_id)
 
 
 async def test_a_log_that_was_finished_cannot_be_given_up_any_more(world: StoreWorld) -> None:
@@ -459,6 +463,9 @@ async def test_a_log_that_was_finished_cannot_be_given_up_any_more(world: StoreW
 async def test_bytes_that_no_log_holds_go_soon(world: StoreWorld) -> None:
     """A log waits for its safety period: its owner may wake and record more of it."""
     caller = await world.caller()
+    for kind in ("answers", "errors"):
+        await world.store.settle_blob((await world.log(kind)).blob_id)
+        assert await world.store.give_up_blob((await world.log(kind)).blob_id)
     file = await world.file(caller)
     await world.store.delete_file(caller.tenant_id, file.id)
     await world.clock.advance(100)
@@ -550,6 +557,7 @@ async def test_a_file_that_gets_other_pieces_while_it_is_read_is_read_whole(
     await writer.write(b"abc")
     await writer.finish()
     await world.store.replace_extents(file.id, old, Placed(copy, 0, 3))
+    assert {blob.id: blob.uses for blob in await world.store.list_blobs("", 9)} == {old[0].blob_id: 0, copy: 1}
     learned, ask = [old], world.store.list_extents
 
     async def look(file_id: str, from_at: int, count_max: int) -> list[Extent]:

@@ -16,6 +16,7 @@ from tidegate.core.job_lists import JobFilter, JobSort
 from tidegate.core.job_shape import CopiedItems, JobShape
 from tidegate.core.nouns import Caller, Idempotency, Job, JobEnd, LineError, PublishTurns, Quotas, Rewrite, UnrunLines
 from tidegate.core.states import FileState, JobState, Outcome
+from tidegate.store.road.result_parts import part_spans
 
 pytestmark = pytest.mark.anyio
 
@@ -370,6 +371,17 @@ async def test_an_abandoned_job_fails_with_what_was_recorded(world: StoreWorld) 
     assert not await slice_counts(world.store, job.id)
 
 
+def test_a_part_may_be_exactly_as_large_as_is_allowed() -> None:
+    assert part_spans([5, 5, 1], 10) == [(10, 2), (1, 1)]
+    assert part_spans([11, 1], 10) == [(11, 1), (1, 1)], "a longer line has a file of its own"
+
+
+async def test_the_work_file_of_an_abandoned_job_is_needed_no_more(world: StoreWorld) -> None:
+    job, _, _ = await closed(world, answered=1, failed=0, rest=1)
+    await world.store.abandon_job(job.tenant_id, job.id, None)
+    assert [blob.uses for blob in await world.store.list_blobs("", 99) if blob.id == job.work_blob_id] == [0]
+
+
 async def test_an_abandoned_job_without_an_answer_has_no_output_file(world: StoreWorld) -> None:
     job, _, _ = await closed(world, answered=0, failed=1, rest=1)
     ended = await world.store.abandon_job(job.tenant_id, job.id, None)
@@ -436,6 +448,8 @@ async def test_results_are_cut_into_files_of_bounded_size_by_the_same_bytes(worl
     assert {file.id for file in listed or ()} == set(ended.parts.all)
     # The same bytes count once.
     files = await world.store.list_files(job.tenant_id, after=None, count_max=50)
+    rising = await world.store.list_files(job.tenant_id, after=None, count_max=50, order="asc")
+    assert {file.id for file in rising or ()} == {file.id for file in files or ()}
     stored = sum(file.size_bytes for file in files or ())
     await world.file(Caller(job.tenant_id), size_bytes=10, quotas=Quotas(stored_bytes_max=stored + 10))
     # The whole goes with the last of its parts, and so do the bytes.

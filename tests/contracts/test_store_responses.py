@@ -108,6 +108,8 @@ async def test_an_overview_of_batches_shows_no_response_neither_open_nor_late_no
     await world.store.publish_job(await world.look(job), token, end=JobEnd(None))
     assert (await world.look(job)).state is JobState.COMPLETED
     assert (await world.store.overview()).ended == []
+    for order in ("asc", "desc"):
+        assert await world.store.list_files(job.tenant_id, after=None, count_max=10, order=order) == []
 
 
 async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: StoreWorld) -> None:

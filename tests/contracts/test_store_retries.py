@@ -125,6 +125,15 @@ async def test_each_piece_that_a_chain_has_of_a_log_is_a_use_of_it(world: StoreW
     assert uses == 2 + 1, "those of the chain, and that of the other job"
 
 
+async def test_a_forgotten_retry_takes_the_file_of_its_chain_along(world: StoreWorld) -> None:
+    done = await finished_retry(world, await retried(world, await ended(world)))
+    merged = str(done.merged_file_id)
+    assert await world.store.get_file(done.tenant_id, merged) is not None
+    await world.store.forget_job(done.id)
+    assert await world.store.get_file(done.tenant_id, merged) is None
+    assert await world.extents(merged) == []
+
+
 async def test_a_chain_is_merged_and_outlives_what_it_was_made_of(world: StoreWorld) -> None:
     first = await ended(world)
     output = await world.content(first.output_file_id)

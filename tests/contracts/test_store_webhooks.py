@@ -531,6 +531,16 @@ async def test_the_place_of_a_delivery_that_outlived_its_job_is_known(world: Sto
     assert [one.event_id for one in page or []] == [older.event_id]
 
 
+async def test_a_forgotten_job_takes_its_own_endpoint_and_secret_along(world: StoreWorld) -> None:
+    caller, webhook = await world.caller(), JobWebhook(URL, EVENT_TYPES, b"s" * 32)
+    job = await cancelled(world, caller, webhook=webhook)
+    [leased] = await lease(world, await world.worker())
+    await world.store.record_webhook(leased, OK, None)
+    assert await world.store.webhook_endpoint_of_job(caller.tenant_id, job.id) is not None
+    await world.store.forget_job(job.id)
+    assert await world.store.webhook_endpoint_of_job(caller.tenant_id, job.id) is None
+
+
 async def test_a_deleted_endpoint_takes_its_deliveries_along(world: StoreWorld) -> None:
     caller, store, worker_id = await world.caller(), world.store, await world.worker()
     made = await endpoint(world, caller)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.core.input import scan as scan_module
 from tidegate.core.input.line_faults import BodyFault, LineFault
 from tidegate.core.input.lines import ENDPOINTS, MIXED, LineRules, check_line
 from tidegate.core.input.scan import Scan
@@ -53,6 +54,14 @@ def test_names_are_bounded_in_bytes(custom_id: str, model: str, param: str) -> N
     with pytest.raises(LineFault) as refused:
         check_line(json.dumps({"custom_id": custom_id, "body": body}).encode(), LineRules("/v1/chat/completions"))
     assert refused.value.param == param
+
+
+def test_a_batch_names_a_bounded_number_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "MODELS_MAX", 2)
+    scan = Scan(LineRules("/v1/completions"))
+    scan.read_first(b"".join(line_of("/v1/completions", model=name, prompt="x") + b"\n" for name in "abac"))
+    scan.finish()
+    assert [(error.line, error.param) for error in scan.errors] == [(4, "body.model")]
 
 
 def test_so_many_bad_lines_are_named_and_then_no_more_are_read() -> None:
