@@ -99,6 +99,7 @@ async def test_a_deleted_key_is_nowhere_but_its_id_never_comes_back(world: Store
     assert await world.store.delete_key("k1")
     assert not await world.store.delete_key("k1")
     assert not await world.store.delete_key("unknown")
+    assert "k1" not in [row["id"] for row in await world.store.key_page(None, after=None, count_max=9) or ()]
     assert await world.store.get_key("k1") is None
     assert not await world.store.revoke_key("k1")
     assert not await world.store.change_key("k1", KeyRights(models="[]"))
@@ -135,15 +136,15 @@ async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world
     await put(world, "k2", tenant)
     worker, hour_ms = await world.worker(10**9), 3_600_000
 
-    async def resting(key_id: str) -> Job:
+    async def resting(key_id: str, for_ms: int = hour_ms) -> Job:
         job = await world.running(Caller(tenant, key_id), 1)
         [piece] = await world.lease(worker, job)
-        await world.store.rest_job(job.id, MODEL, hour_ms)
-        assert await world.store.release_slice(job.id, 0, piece.token, hour_ms)
+        await world.store.rest_job(job.id, MODEL, for_ms)
+        assert await world.store.release_slice(job.id, 0, piece.token, for_ms)
         assert await world.lease(worker, job) == []
         return job
 
-    job, other = await resting("k1"), await resting("k2")
+    job, other = await resting("k1"), await resting("k2", 9 * hour_ms)
     assert await world.store.change_key("k1", KeyRights(limits=(Limit(Period.DAY, requests=9),)))
     [piece] = await world.lease(worker, job)
     assert await world.lease(worker, other) == []
@@ -184,6 +185,10 @@ async def test_a_rest_of_a_job_ends_when_its_key_changes_and_no_process_that_mis
     await world.store.rest_job(job.id, MODEL, hour_ms)
     await world.clock.advance(hour_ms - 1)
     assert not await is_offered()
+    assert await world.store.revoke_key("k1")
+    await world.store.rest_job(job.id, MODEL, hour_ms)
+    await world.clock.advance(1_000)
+    assert await is_offered(), "nor that it was revoked"
 
 
 async def test_a_changed_key_begins_no_job_before_its_moment(world: StoreWorld) -> None:

@@ -453,8 +453,10 @@ async def test_results_are_cut_into_files_of_bounded_size_by_the_same_bytes(worl
     stored = sum(file.size_bytes for file in files or ())
     await world.file(Caller(job.tenant_id), size_bytes=10, quotas=Quotas(stored_bytes_max=stored + 10))
     # The whole goes with the last of its parts, and so do the bytes.
-    for part_id in ended.parts.all:
-        assert await any_file(world.store, str(job.output_file_id)) is not None
+    for part_id in ended.parts.output:
+        whole = await any_file(world.store, str(job.output_file_id))
+        assert whole is not None
+        assert whole.state is FileState.READY
         assert await world.store.delete_file(job.tenant_id, part_id)
     whole = await any_file(world.store, str(job.output_file_id))
     assert whole is not None

@@ -98,6 +98,11 @@ async def test_an_upload_that_is_over_time_lets_go_of_its_parts(world: StoreWorl
         await world.store.add_upload_part(caller, await part_of(world, upload))
     with pytest.raises(ApiProblem, match="'expired'"):
         await world.store.complete_upload(caller.tenant_id, upload.id, await joined(world), JOINED)
+    with pytest.raises(ApiProblem, match="'expired'"):
+        await world.store.cancel_upload(caller.tenant_id, upload.id)
+    other = await begun(world, caller)
+    assert not await world.store.expire_upload(caller.tenant_id, other.id), "its time is not over"
+    await world.store.cancel_upload(caller.tenant_id, other.id)
     assert await world.store.overdue_uploads(10) == [(caller.tenant_id, upload.id)]
     assert await world.store.expire_upload(caller.tenant_id, upload.id)
     assert not await world.store.expire_upload(caller.tenant_id, upload.id)
