@@ -122,7 +122,7 @@ async def test_an_answer_that_was_not_let_through_is_charged_once(world: StoreWo
     [entry] = await world.store.usage(TODAY, TODAY + 1, by_job=True)
     assert (entry.spend.calls, entry.spend.usage, entry.spend.cost.total_nano) == (1, usage, sum(paid))
     seen = await world.look(job)
-    assert (seen.failed_count, seen.answered_count, seen.usage) == (1, 0, usage)
+    assert (seen.failed_count, seen.answered_count, seen.usage, seen.cost_nano) == (1, 0, usage, sum(paid))
 
 
 def interactive(tenant_id: str, deployment: str, usage: Usage, key_id: str = "k1") -> SpendEntry:

@@ -598,6 +598,20 @@ async def test_what_a_deleted_job_left_to_deliver_is_delivered_and_then_forgotte
     assert await store.webhook_endpoint(caller.tenant_id, shared.id) is not None
 
 
+async def test_what_waits_for_one_receiver_of_a_gone_job_outlasts_what_failed_at_another(world: StoreWorld) -> None:
+    caller, store, worker_id = await world.caller(), world.store, await world.worker()
+    for name in ("one", "other"):
+        await endpoint(world, caller, name=name)
+    job = await cancelled(world, caller)
+    failed, waiting = await lease(world, worker_id)
+    assert await store.record_webhook(failed, BROKEN, None) is DeliveryState.FAILED
+    assert await store.record_webhook(waiting, BROKEN, HOUR_MS) is DeliveryState.PENDING
+    await store.forget_job(job.id)
+    await world.clock.advance(1_000)
+    await store.prune_webhooks(999, 10)
+    assert [one.endpoint_id for one in await deliveries(world, caller)] == [waiting.endpoint_id]
+
+
 async def test_what_could_not_be_delivered_of_a_deleted_job_is_listed_as_long_as_a_job_is_kept(
     world: StoreWorld,
 ) -> None:

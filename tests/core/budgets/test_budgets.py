@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tidegate.core.budgets.ahead import CallsAhead, calls_take_ms
 from tidegate.core.budgets.budget import (
     GRANT_MS,
     NEVER_MS,
@@ -17,6 +18,7 @@ from tidegate.core.budgets.budget import (
     LimitBound,
     Period,
     Settlement,
+    SideRoom,
     with_limits,
 )
 from tidegate.core.budgets.counting import HOUR, MINUTE, calendar_index, calendar_start, fresh
@@ -451,3 +453,17 @@ def test_of_two_limits_for_a_period_the_tighter_side_of_each_counts() -> None:
 def test_a_settlement_that_only_frees_money_gives_back() -> None:
     assert Settlement("1", (), 0, 5, 5, 30, 29).gives_back
     assert not Settlement("1", (), 0, 5, 5, 30, 30).gives_back
+
+
+def test_a_limit_has_all_of_its_room_again_once_its_moment_has_come() -> None:
+    assert SideRoom(10, 3, 500).later(499) == SideRoom(10, 3, 1)
+    assert SideRoom(10, 3, 500).later(500) == SideRoom(10, 10, 0)
+    assert SideRoom(10, 3, NEVER_MS).later(10**15) == SideRoom(10, 3, NEVER_MS)
+
+
+def test_twice_as_many_calls_take_about_twice_as_long_however_many_they_are() -> None:
+    way = (Budget(LimitBound.KEY, "k", (Limit(Period.MINUTE, requests=1),)),)
+    some, twice = (calls_take_ms([way], {}, START_MS, CallsAhead(count)) for count in (1_000, 2_000))
+    assert some is not None
+    assert twice is not None
+    assert 1.9 < twice / some < 2.1

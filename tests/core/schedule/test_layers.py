@@ -77,6 +77,8 @@ def test_jobs_of_one_flow_take_turns(mode: Mode) -> None:
 def test_a_large_job_that_waited_too_long_has_every_second_slice_at_most() -> None:
     small, large = job("small"), job("large", left=10**6, created_at=NOW - 10**8)
     assert picked([small, large], 3, age_units_max=0) == {("small", Why.FAIR): 2, ("large", Why.LARGE): 1}
+    other = replace(large, job_id="other", created_at=large.created_at + 1)
+    assert picked([small, large, other], 2, age_units_max=0) == {("small", Why.FAIR): 1, ("large", Why.LARGE): 1}
     just_had = replace(large, leased_at=NOW - 29_999)
     assert picked([small, just_had], 3, age_units_max=0) == {("small", Why.FAIR): 3}
     lesser = replace(large, priority=-1)
