@@ -121,6 +121,12 @@ def test_nothing_is_sent_while_an_interactive_call_waits_for_its_first_token(
     assert decisions[0][1].hand_back or not signals.awaiting or signals.awaiting_tokens < 128
 
 
+@pytest.mark.parametrize(("tokens", "handed_back"), [(127, 0), (128, 3)])
+def test_what_rides_along_for_nothing_is_not_handed_back(tokens: int, handed_back: int) -> None:
+    signals = Signals(0.0, in_flight=9, awaiting=3, awaiting_tokens=tokens, interactive=1, interactive_awaiting=1)
+    assert Tide(TidePolicy(64)).observe(signals).hand_back == handed_back
+
+
 @settings(max_examples=40, deadline=None)
 @given(POLICIES, HISTORIES)
 def test_nothing_is_handed_back_while_no_interactive_call_waits(
@@ -302,6 +308,12 @@ def test_several_processes_have_a_share_each() -> None:
         four = Tide(TidePolicy(256)).observe(replace(beside, now_ms=seconds * 1000))
         assert four.calls <= max(1, 256 // 4)
         assert four.prompt_tokens == one.prompt_tokens // 4
+    known = Tide(TidePolicy(256, is_known=True))
+    known.observe(beside)
+    assert known.observe(replace(beside, now_ms=60_000.0)).calls == 256 // 4
+    users = Signals(0.0, interactive=1, interactive_awaiting=0)
+    one, four = (Tide(TidePolicy(256)).observe(replace(users, workers=count)) for count in (1, 4))
+    assert four.prompt_tokens == one.prompt_tokens // 4 > 0
     # Each reckons that the others do what it does.
     one_tide, four_tide = Tide(TidePolicy(256)), Tide(TidePolicy(256))
     for number in range(100):
