@@ -17,6 +17,7 @@ from tidegate.core.body_rules.caller_fields import OTHER
 from tidegate.core.deployments import Deployment, Resource
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import Job, LeasedSlice
+from tidegate.core.policy.policy_rules import KeyState
 from tidegate.guards.guard import Guards
 from tidegate.live_config import LOOK_WAIT_MS, OUTDATED_WAIT_MS, LiveConfig
 from tidegate.settings import Settings, load
@@ -353,3 +354,15 @@ def test_a_slice_that_is_held_is_bound_to_what_its_tenant_may_have_now(tmp_path:
         live.tenants.follow(limited(requests))
         rules.bind(state)
         assert [limit.requests for budget in state.budgets for limit in budget.limits] == [requests]
+
+
+def test_items_of_a_key_have_no_more_calls_at_once_than_the_key_may(tmp_path: Path) -> None:
+    settings = load(None, tmp_path, {}, {}).settings
+    live = LiveConfig(Store(SqliteDriver(tmp_path / "store.db", lambda: 0)), settings, lambda *_: {})
+    policies, key = OperatorPolicies(settings, live), KeyState("k", frozenset(), frozenset(), None, parallel_max=3)
+    keys = cast(KeyStates, SimpleNamespace(of=lambda leased: key))
+    rules = LeasedCallRules(cast(LeasedWork, None), keys, policies, cast(Guards, None))
+    leased = SimpleNamespace(tenant="acme", tenant_id="t", user=None, team=None, key_id="k", job_id="j", limits=())
+    state = LeasedSliceState(cast(LeasedSlice, leased), 0.0)
+    rules.bind(state)
+    assert state.parallel == (("key:k", 3),)
