@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tests.support.ports import HandClock
 from tidegate.core.deployments import HttpLimits
-from tidegate.core.errors import RecordedElsewhere, Unavailable
+from tidegate.core.errors import Ambiguous, RecordedElsewhere, Unavailable
 from tidegate.core.ports import Entropy, RequestQueue
 from tidegate.core.queues import Put, QueueAway, QueueRequest
 from tidegate.upstream.queue.asynchronous import Office, QueueClient
@@ -82,3 +82,15 @@ async def test_a_request_that_surely_does_not_lie_there_was_never_sent(pauses: l
     assert (queue.asked, pauses) == (1, [])
     with pytest.raises(RecordedElsewhere):
         await client_of(AwayQueue(Put.RECORDED))[1]._put(NO_REQUEST)
+
+
+async def test_a_request_that_another_call_here_waits_for_is_not_taken_out_of_the_queue(pauses: list[float]) -> None:
+    """One of the two was cancelled, or its time was over: a lease may be lost and taken again."""
+    queue = AwayQueue()
+    office, client = client_of(queue)
+    waiting = client._mailbox.wait_for("r")
+    office.withdraw_later(client._mailbox, "r")
+    assert isinstance(await client._too_late("r", 1.0), Ambiguous)
+    client._mailbox.stop_waiting("r", waiting)
+    await office.close()
+    assert queue.asked == 0
