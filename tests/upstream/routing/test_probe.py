@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.ports import HandClock
-from tests.upstream.raw_server import eventually
+from tests.upstream.raw_server import RawServer, answers_with, eventually
+from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.errors import Throttled, Unavailable
-from tidegate.upstream.http.transport import HttpReply
+from tidegate.upstream.http.transport import TEMPLATES_MAX, AiohttpClient, HttpReply
 from tidegate.upstream.routing.deployment_state import FAILING
 from tidegate.upstream.routing.health import Breaker, BreakerPolicy
 from tidegate.upstream.routing.probe import UNANNOUNCED_EVERY, SideProbes, probe
@@ -122,3 +123,14 @@ async def test_a_stop_ends_questions_that_are_out() -> None:
     control.gate.set()
     await asyncio.sleep(0.01)
     assert not state.breaker.has_answered
+
+
+async def test_names_of_models_that_callers_make_up_are_asked_about_and_not_kept(world: RouterWorld) -> None:
+    async with RawServer(answers_with(200, b"{}")) as server, world.router(deployment(server.url)) as router:
+        for number in range(TEMPLATES_MAX + 1):
+            assert await router.takes_by_name(f"org/{number}", 60.0)
+        state = router._states["one"]
+        assert isinstance(state.control, AiohttpClient)
+        assert len(state.control._ways) < TEMPLATES_MAX
+        assert not state._urls
+    assert server.requests[0].path == "/v1/models/org%2F0", "a name is one part of the path"

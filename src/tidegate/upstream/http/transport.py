@@ -53,6 +53,10 @@ STALE_CONNECTIONS_MAX = 3
 # the loop busy until the call's time is over.
 HINTS_MAX = 1_024
 
+# A deployment has a few URLs. Those that ask for a model by its name are made of what callers ask
+# for, so the table must not grow without a limit.
+TEMPLATES_MAX = 64
+
 # Up to this size the head and the body are written as one piece; above it the copy would cost more
 # than a second write.
 ONE_WRITE_BYTES_MAX = 64 * 1024
@@ -361,6 +365,8 @@ class AiohttpClient:
             if AUDIO_PATH in url.raw_path:
                 # A form brings its own Content-Type, with the boundary of its parts.
                 headers = {name: value for name, value in headers.items() if name != "Content-Type"}
+            if len(self._ways) >= TEMPLATES_MAX:
+                self._ways.clear()
             template = self._ways[url] = RequestTemplate(url, headers, self._tls)
         return template
 

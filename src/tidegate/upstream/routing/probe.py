@@ -11,6 +11,7 @@ from datetime import datetime
 from urllib.parse import quote
 
 import msgspec
+from yarl import URL
 
 from tidegate.core.deployments import EngineKind, HttpLimits
 from tidegate.core.errors import Unavailable, UpstreamError
@@ -181,8 +182,10 @@ async def ask_models(state: DeploymentState, clock: Clock, timeout_s: float = PR
 
 async def knows_model(state: DeploymentState, model: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     """Return whether a server knows a model by its name, though it may not list it."""
+    # Callers choose the names, so this URL is not kept among those of the deployment.
+    url = URL(state.deployment.url_of(f"{MODELS_ENDPOINT}/{quote(model, safe='')}"))
     try:
-        reply = await state.control.get(state.url(f"{MODELS_ENDPOINT}/{quote(model, safe='')}"), timeout_s)
+        reply = await state.control.get(url, timeout_s)
     except UpstreamError:
         return False
     return reply.status == 200
