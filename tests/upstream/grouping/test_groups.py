@@ -99,6 +99,22 @@ async def test_the_key_of_a_group_names_its_items_and_follows_from_theirs(world:
     assert keys[0] == keys[1] != keys[2]
 
 
+async def test_a_group_is_taken_back_no_more_often_than_any_item_of_it_may_be(
+    world: RouterWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = list[Call]()
+    async with RawServer(embed) as server, world.router(grouped(server.url)) as router:
+        send = router._path.send
+
+        async def noted(route: Any, call: Call, state: Any) -> Answer:
+            sent.append(call)
+            return await send(route, call, state)
+
+        monkeypatch.setattr(router._path, "send", noted)
+        await together(router, [item(world, "x", hand_backs=count) for count in (0, 2, 1)])
+    assert [call.hand_backs for call in sent] == [2]
+
+
 async def test_what_waits_for_a_slot_forms_the_next_group_and_no_item_waits_for_others(world: RouterWorld) -> None:
     gate = Gate(embed)
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:
