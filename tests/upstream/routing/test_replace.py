@@ -18,6 +18,7 @@ from tests.upstream.world import RouterWorld, deployment
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import EngineKind, Resource, Tls
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, Unavailable
+from tidegate.core.usage.prices import Price
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
@@ -46,6 +47,15 @@ async def test_nothing_is_kept_of_deployments_that_are_gone(world: RouterWorld) 
         gc.collect()
         assert gone() is None
         assert list(router._model_slots.leaving_slots()) == []
+
+
+async def test_the_price_of_one_that_is_gone_stays_for_its_last_calls(world: RouterWorld) -> None:
+    price = Price.of(input=1)
+    async with world.router(deployment("http://127.0.0.1:1/v1", price=price)) as router:
+        router.replace([], ())
+        assert router.price_of("one") == price
+        router.replace([deployment("http://127.0.0.1:1/v1")], ())
+        assert router.price_of("one") is None
 
 
 async def test_who_waits_for_a_slot_of_one_that_is_gone_gets_one_of_its_successor(world: RouterWorld) -> None:
