@@ -283,21 +283,26 @@ async def test_a_call_that_had_its_keys_place_before_a_pause_asks_for_one_again(
     assert len(server.posts) == 1
 
 
-async def test_no_user_is_let_in_under_slots_that_may_be_anothers() -> None:
+@pytest.mark.parametrize("is_user", [True, False])
+async def test_nothing_is_let_in_under_slots_that_may_be_anothers(is_user: bool) -> None:
     """The store is away for longer than the lease: it may have declared this process gone."""
     world, air = RouterWorld(), Air()
     air.landing.set()
     limits, safe_until_ms = MemoryLimits(world.clock), [world.clock.monotonic + 25_000]
     capacity = Capacity(limits, lambda: "me", safe_until_ms=lambda: safe_until_ms[0])
+
+    async def go(router: Router) -> None:
+        await (ask(world, router) if is_user else router.send(world.call()))
+
     async with RawServer(air) as server:
         place = deployment(server.url, max_in_flight=4)
         async with world.router(place, limits=HttpLimits(pool_timeout_s=0.2), capacity=capacity) as router:
-            await ask(world, router)
+            await go(router)
             limits.away = True
-            await ask(world, router)
+            await go(router)
             world.clock.advance(25_000)
             with pytest.raises(PoolExhausted):
-                await ask(world, router)
+                await go(router)
             limits.away, safe_until_ms[0] = False, world.clock.monotonic + 25_000
-            await ask(world, router)
+            await go(router)
     assert len(server.posts) == 3
