@@ -5,6 +5,7 @@ import functools
 import gzip
 import resource
 import socket
+import ssl
 import sys
 import zlib
 from pathlib import Path
@@ -603,11 +604,17 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return self_signed(tmp_path_factory.mktemp("tls"))
 
 
-async def test_tls_is_checked_unless_it_is_switched_off(certificate: tuple[Path, Path]) -> None:
+async def test_tls_is_checked_unless_it_is_switched_off(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
-    context = shown_by_server(cert, key)
-    ways: list[tuple[Tls, bool]] = [(Tls(), False), (Tls(ca_file=str(cert)), True), (Tls(verify=False), True)]
-    for tls, works in ways:
+    shown, of_another_host = shown_by_server(cert, key), self_signed(tmp_path, "elsewhere.test")
+    ways: list[tuple[ssl.SSLContext, Tls, bool]] = [
+        (shown, Tls(), False),
+        (shown, Tls(ca_file=str(cert)), True),
+        (shown, Tls(ca_file=str(of_another_host[0])), False),
+        (shown_by_server(*of_another_host), Tls(ca_file=str(of_another_host[0])), False),
+        (shown, Tls(verify=False), True),
+    ]
+    for context, tls, works in ways:
         async with RawServer(tls=context) as server, line_to(server, tls=tls) as (_, line, url):
             if works:
                 assert (await line.post(UpstreamRequest(url, "k", b"{}"), 10)).status == 200
