@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -50,6 +52,8 @@ VERSION = NOW.version
 # A column that an older program never sees, and a change that it could not live with.
 ADDS = Step(VERSION + 1, f"-- compatible_from: {VERSION}\nalter table tenants add column\n    colour text;\n")
 BREAKS = Step(VERSION + 2, f"-- compatible_from: {VERSION + 2}\nalter table tenants rename column colour to color;\n")
+# Nothing listens there.
+POSTGRES = "postgresql://postgres@127.0.0.1:1/none"
 
 
 def after(*steps: Step) -> StoreSchema:
@@ -300,6 +304,32 @@ def test_24_real_processes_start_together(postgres_url: str, processes: Processe
     for one in started:
         one.wait_for_line("http://127.0.0.1", timeout_s=120)
     assert all(one.running for one in started)
+
+
+@pytest.mark.parametrize(
+    ("url", "version", "is_migrated"),
+    [("", 1, True), (POSTGRES, 0, True), (POSTGRES, 1, False)],
+    ids=["embedded", "empty", "older"],
+)
+async def test_a_start_migrates_an_embedded_store_or_an_empty_database_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, version: int, is_migrated: bool
+) -> None:
+    """Processes of the version before may still use it: its operator says when."""
+    monkeypatch.setenv("TIDEGATE_STORE_URL", url)
+    asked = list[str]()
+
+    async def noted(name: str, reply: int = 0) -> int:
+        asked.append(name)
+        return reply
+
+    store: Any = SimpleNamespace(
+        schema_version=partial(noted, "version", version),
+        migrate=partial(noted, "migrate"),
+        require_schema=partial(noted, "require"),
+        chain_audit=lambda count: noted("chain"),
+    )
+    await storage._ready_schema(store, load(None, tmp_path, {}).settings, read_only=False)
+    assert [one for one in asked if one != "version"] == [*["migrate"] * is_migrated, "require", "chain"]
 
 
 async def test_a_process_waits_while_another_migrates(postgres_url: str) -> None:
