@@ -370,7 +370,7 @@ def test_a_comment_does_not_change_a_checksum() -> None:
     assert Step(1, "create table a (b text)").checksum != Step(1, "create table a (c text)").checksum
 
 
-async def test_the_names_of_new_directories_survive_a_power_cut(
+async def test_new_directories_are_closed_to_others_and_their_names_survive_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[Path] = set()
@@ -384,6 +384,7 @@ async def test_the_names_of_new_directories_survive_a_power_cut(
     monkeypatch.setenv("TIDEGATE_STORE_URL", f"sqlite:///{tmp_path}/c/d/store.db")
     async with storage.opened(load(None, tmp_path / "a" / "b", {}).settings):
         assert {tmp_path, tmp_path / "a", tmp_path / "c"} <= synced
+        assert [one.stat().st_mode & 0o077 for one in (tmp_path / "a" / "b", tmp_path / "c" / "d")] == [0, 0]
 
 
 async def test_a_store_that_goes_away_while_its_old_audit_is_chained_is_chained_oldest_first(
