@@ -136,6 +136,14 @@ def test_a_refusal_keeps_the_upstreams_own_body_on_one_line_and_bounded() -> Non
     assert len(classify.refusal(400, {}, b"x" * 10_000_000, NOW_MS).body) <= classify.FAILURE_BODY_BYTES_MAX + 2
 
 
+def test_a_failure_does_not_name_the_account_that_pays() -> None:
+    named = b'{"error":{"message":"Limit reached in organization org-AbC123dEf456"}}'
+    wrongs = [classify.refusal(status, {}, named, NOW_MS) for status in (400, 429, 500, 503)]
+    for wrong in (*wrongs, classify.no_answer("it is none", 200, named)):
+        assert b"Limit reached in organization" in wrong.body
+        assert b"AbC123" not in wrong.body
+
+
 def test_a_rejected_key_keeps_no_body_because_it_may_quote_the_key() -> None:
     assert classify.refusal(401, {}, b'{"error":"Incorrect API key provided: sk-canary"}', NOW_MS).body == b""
 

@@ -62,9 +62,9 @@ async def test_an_answer_that_breaks_off_gives_its_connection_up_at_once() -> No
     assert reading.ends == [False]
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-async def test_a_reader_that_is_stopped_gives_the_connection_up_at_once(is_late: bool) -> None:
-    """By another task, whose request goes on, or because the answer took too long, which is a failed call."""
+@pytest.mark.parametrize(("is_late", "is_cancelled"), [(False, True), (True, False), (True, True)])
+async def test_a_reader_that_is_stopped_gives_the_connection_up_at_once(is_late: bool, is_cancelled: bool) -> None:
+    """By another task, whose request goes on, or because the answer took too long, which is a failed call; or by both."""
     began = asyncio.Event()
 
     async def read() -> None:
@@ -77,11 +77,12 @@ async def test_a_reader_that_is_stopped_gives_the_connection_up_at_once(is_late:
     await began.wait()
     if is_late:
         found[0].flight.cut("its deadline passed")
-        with pytest.raises(Ambiguous, match="deadline"):
-            await task
-    else:
+    if is_cancelled:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        with pytest.raises(Ambiguous, match="deadline"):
             await task
     assert found[0].ends == [False]
 
