@@ -67,6 +67,11 @@ def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: Gateway
         answer.read()
     [entry] = counted(world, 5)
     assert entry.spend.usage.output_tokens == 16 + 3, "by the text where no usage is reported"
+    world.upstreams[0].becomes(answers(b'{"choices":[{"message":{"content":"four!"}}]}'))
+    assert client.post(CHAT, json=ASK).status_code == 200
+    [whole] = counted(world, 6)
+    assert whole.spend.usage.output_tokens > entry.spend.usage.output_tokens, "and so of a whole answer"
+    assert whole.spend.cost.input_nano > entry.spend.cost.input_nano
 
 
 def test_a_client_that_leaves_pays_for_what_came(world: GatewayWorld) -> None:
