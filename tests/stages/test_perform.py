@@ -20,15 +20,25 @@ NOW_MS, LEFT_MS = 1_000.2, 0.6
 JOB, KEY = "batch_0123456789012345678901", "key_0123456789012345678901"
 
 
-async def performed(failure: UpstreamError, denied: Denied | None = None, **others: Any) -> ItemVerdict | Again:
-    """What becomes of an item whose call fails so, or that its key denies, a moment before its window is over. `others` are rules."""
+async def performed(
+    failure: UpstreamError,
+    denied: Denied | None = None,
+    *,
+    left_ms: float = LEFT_MS,
+    chance: float = 1.0,
+    **others: Any,
+) -> ItemVerdict | Again:
+    """What becomes of an item whose call fails so, or that its key denies, so long before its window is over.
+
+    `others` are rules.
+    """
 
     async def send(call: Any) -> Any:
         raise failure
 
     upstream: Any = SimpleNamespace(knows=lambda model: True, send=send)
     clock: Any = SimpleNamespace(monotonic_ms=lambda: NOW_MS)
-    entropy: Any = SimpleNamespace(uniform=lambda low, high: high)
+    entropy: Any = SimpleNamespace(uniform=lambda low, high: low + (high - low) * chance)
     usual: dict[str, Any] = {
         "denial": lambda leased: denied,
         "guard": lambda leased: None,
@@ -41,7 +51,7 @@ async def performed(failure: UpstreamError, denied: Denied | None = None, **othe
     leased = LeasedSlice(JOB, "t", "/v1/chat/completions", "m", 0, 1, 0, "blob", 0, 0, 0, 0, "token", 1, key_id=KEY)
     held: Any = SimpleNamespace(
         slice=leased,
-        deadline_ms=NOW_MS + LEFT_MS,
+        deadline_ms=NOW_MS + left_ms,
         key=None,
         budgets=(),
         parallel=(),
@@ -60,6 +70,17 @@ async def test_what_is_tried_again_waits_until_its_window_is_over(denied: Denied
     assert isinstance(verdict, Again)
     assert verdict.reason == (UNKNOWN.code if denied else Unavailable.reason)
     assert verdict.wait_ms >= LEFT_MS
+
+
+@pytest.mark.parametrize("retry_after_ms", [None, 5_000])
+async def test_items_that_failed_together_do_not_come_back_together(retry_after_ms: int | None) -> None:
+    failure, waits = Unavailable("away", retry_after_ms=retry_after_ms), list[int]()
+    for chance in (0.0, 0.5, 1.0):
+        verdict = await performed(failure, left_ms=600_000, chance=chance)
+        assert isinstance(verdict, Again)
+        waits.append(verdict.wait_ms)
+    assert waits == sorted(set(waits))
+    assert waits[0] >= (retry_after_ms or 0)
 
 
 async def test_nothing_is_sent_under_a_key_that_may_not_send_any_more_when_a_hook_has_judged() -> None:
