@@ -95,3 +95,19 @@ async def test_no_more_of_an_answer_is_kept_than_the_bound() -> None:
     with pytest.raises(BrokenAnswer):
         await longer.stream.read_whole()
     assert longer.ends == [False]
+
+
+async def test_blank_lines_before_an_answer_are_signs_of_life_and_no_slow_answer() -> None:
+    """Some servers send them while a request waits for its turn."""
+    loop, limits = asyncio.get_running_loop(), HttpLimits()
+    flight = TimeoutSweep(loop, limits).watch_call(3_600, 600)
+    began_s = loop.time()
+    flight.answered(200)
+
+    def overdue(after_s: float, chunk: bytes) -> str | None:
+        flight.received(chunk)
+        return flight.overdue(began_s + after_s, limits)
+
+    assert {overdue(10.0 * looks, b"\n") for looks in range(100)} == {None}
+    assert overdue(1_000, b"{") is None
+    assert "bytes per second" in (overdue(1_000 + limits.body_rate_grace_s + 1, b"}") or "")
