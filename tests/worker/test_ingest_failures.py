@@ -138,10 +138,12 @@ async def test_a_cancelled_job_ends_though_its_pass_keeps_failing(world: WorkerW
     assert (await world.look(job)).state is JobState.CANCELLED
 
 
-async def test_a_key_that_names_models_admits_only_those(world: WorkerWorld) -> None:
+@pytest.mark.parametrize("named", ["models", "resources"])
+async def test_a_key_that_names_models_or_resources_admits_only_those(world: WorkerWorld, named: str) -> None:
     tenant_id = await world.store.put_tenant(world.id("tenant"), "acme")
     caller = Caller(tenant_id, "k1")
-    await world.store.put_key(caller, b"", "", KeyRights(models='["small"]'))
+    rights: dict[str, Any] = {"models": "[]", named: '["small"]'}
+    await world.store.put_key(caller, b"", "", KeyRights(**rights))
     fine = await world.job(chat_lines(2, "small"), caller=caller)
     mixed = await world.job([*chat_lines(2, "small"), *chat_lines(2, "large", 2)], caller=caller)
     worker, ingest = await world.worker(), world.ingest()

@@ -387,16 +387,17 @@ async def test_an_address_that_swallows_packets_is_unavailable_at_the_connect_ti
             handshake.close()
 
 
-async def test_the_body_is_cut_one_byte_above_the_limit() -> None:
+@pytest.mark.parametrize("bytes_max", [300_000, 3_000], ids=["in pieces", "whole"])
+async def test_the_body_is_cut_one_byte_above_the_limit(bytes_max: int) -> None:
     async def script(request: Request, peer: Peer) -> None:
         size = int(request.headers["Idempotency-Key"])
         await peer.answer(body=b"x" * size)
 
-    limits = HttpLimits(response_bytes_max=300_000)
+    limits = HttpLimits(response_bytes_max=bytes_max)
     async with RawServer(script) as server, line_to(server, limits) as (_, line, url):
-        assert len((await line.post(UpstreamRequest(url, "300000", b"{}"), 10)).body) == 300_000
-        with pytest.raises(BrokenAnswer, match="300000"):
-            await line.post(UpstreamRequest(url, "300001", b"{}"), 10)
+        assert len((await line.post(UpstreamRequest(url, f"{bytes_max}", b"{}"), 10)).body) == bytes_max
+        with pytest.raises(BrokenAnswer, match=f"{bytes_max}"):
+            await line.post(UpstreamRequest(url, f"{bytes_max + 1}", b"{}"), 10)
 
 
 async def test_a_gzip_bomb_is_cut_after_decompression_without_filling_memory() -> None:

@@ -85,3 +85,12 @@ async def test_every_kind_of_result_is_counted_and_dead_letters_are_logged(pause
         ("unknown", 3),
         ("late", 5),
     }
+
+
+async def test_a_result_goes_to_every_call_that_waits_for_it() -> None:
+    """A lease was lost and taken again here: the call of the first is under way as long as that of the second."""
+    mailbox = Mailbox(cast(RequestQueue, WrittenQueue(Sorted((ANSWER,)))), 1_000)
+    waiting = [mailbox.wait_for("r") for _ in range(2)]
+    async with asyncio.timeout(10):
+        assert await asyncio.gather(*waiting) == [ANSWER, ANSWER]
+    await mailbox.close()
