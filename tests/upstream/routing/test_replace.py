@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.deployments import EngineKind, Resource, Tls
 from tidegate.core.errors import Ambiguous, Refused, SettingsError, Throttled, Unavailable
 from tidegate.core.usage.prices import Price
+from tidegate.upstream.http.transport import HttpReply
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
 
@@ -364,3 +366,22 @@ async def test_a_whole_call_may_take_what_its_route_endpoint_or_deployment_says(
         async with world.router(deployment(server.url, models=("m",), **place), resources=resource) as router:
             error = await failure(router, world, model="m" if named is None else "chat")
             assert reason in error.message
+
+
+@pytest.mark.parametrize(("total_timeout_s", "total_s"), [(600.0, 90.0), (70.0, 70.0)])
+async def test_a_call_that_begins_before_its_deadline_may_end_within_its_grace(
+    world: RouterWorld, total_timeout_s: float, total_s: float
+) -> None:
+    totals_s = list[float]()
+    async with RawServer() as server:
+        async with world.router(deployment(server.url, total_timeout_s=total_timeout_s)) as router:
+            state = router._states["one"]
+            post = state.client.post
+
+            async def noted(request: Any, total_s: float, permit: Any) -> HttpReply:
+                totals_s.append(total_s)
+                return await post(request, total_s, permit)
+
+            state.client = SimpleNamespace(post=noted)
+            await router.send(world.call(left_ms=60_000, grace_ms=30_000))
+    assert totals_s == [total_s]
