@@ -77,3 +77,12 @@ async def test_every_change_of_users_is_sent_though_one_notice_failed() -> None:
             notices.receive(text)
     assert (tide.received, tide.acts) == ([("other", Users(5, 4))], 1), "a process takes no notices from itself"
     await loop.close()
+
+
+async def test_an_engine_whose_deployment_is_gone_is_looked_at_no_more() -> None:
+    tide = cast(DeploymentTide, NotedTide("a"))
+    loop = TideLoop([tide], SystemClock(), None, None)
+    looking = loop._looks[tide]
+    loop.serve([])
+    assert await asyncio.wait({looking}, timeout=10) == ({looking}, set())
+    await loop.close()
