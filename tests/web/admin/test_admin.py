@@ -170,6 +170,15 @@ def test_why_batch_work_has_no_room_is_shown_in_the_words_of_each_process(start_
     assert f"interactive calls need all of it now ({Reason.TIDE_CLOSED})" in explained["waits_for"]
 
 
+def test_a_message_that_may_quote_a_request_is_not_in_the_list_of_items(desk: AdminDesk) -> None:
+    stages.start(desk.web, desk.our_batch, 1)
+    error = {"code": "bad", "message": "You wrote: a secret"}
+    line = json.dumps({"id": "x", "custom_id": "b", "response": None, "error": error}).encode() + b"\n"
+    stages.finish(desk.web, desk.our_batch, {}, {0: line})
+    [item] = desk.reader.get(f"/admin/v1/batches/{desk.our_batch}/items").json()["data"]
+    assert item["error"] == {"code": "bad", "message": ""}
+
+
 def test_what_is_stuck_is_repaired(desk: AdminDesk) -> None:
     web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}"
     before, rung = metrics.counted(metrics.repair_actions), web.bell.rung
@@ -315,11 +324,13 @@ def test_a_deployment_is_drained_resumed_and_refreshed(start_web: Any) -> None:
     first = desk.writer.post(f"{path}/drain").json()
     assert (shown()["is_drained"], first["name"]) == (True, "steady/1")
     assert desk.writer.post(f"{path}/drain").json() == first, "twice is fine"
+    desk.writer.post(f"{path}/refresh").raise_for_status()
+    assert shown()["is_drained"] is True, "it is tried again, and gets no calls"
     assert desk.writer.post(f"{path}/resume").json()["revision"] > first["revision"]
     assert shown()["is_drained"] is False
     asked = desk.writer.post(f"{path}/refresh").json()
     assert (asked["reachable"], asked["status"], asked["models"]) == (False, 0, [])
     assert asked["message"]
     noted = [(one["action"], one["target"]) for one in desk.audit(target="steady/1")]
-    assert noted == [(f"deployment.{verb}", "steady/1") for verb in ("refresh", "resume", "drain")]
+    assert noted == [(f"deployment.{verb}", "steady/1") for verb in ("refresh", "resume", "refresh", "drain")]
     assert desk.audit(target="steady/1")[-1]["actor"].startswith("key:")

@@ -27,6 +27,8 @@ from tidegate.core.policies import Policies
 from tidegate.settings.groups import Auth
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
+from tidegate.web.admin.audit import AuditTrail
+from tidegate.web.admin.keys import KeyRequest, KeyRotation, make_key, rotate_key
 from tidegate.web.doors import SCOPES
 from tidegate.web.http import auth
 from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, DOUBTFUL_LOOK_UPS, KEY_FAILURES_MAX, Authenticator
@@ -616,6 +618,20 @@ def test_keys_can_be_checked_only_with_the_pepper_that_they_were_hashed_with(web
     assert can_check(pepper=Secret("p" * 32)) is True
     assert can_check(pepper=Secret("q" * 32)) is False
     assert not (tmp_path / "data").exists()
+
+
+def test_no_process_with_another_pepper_makes_a_secret(web: WebServer) -> None:
+    """No other process could check it."""
+    with web.client() as client:
+        key_id = client.post("/admin/v1/keys", json={"org": "acme"}, headers=OPERATOR).json()["id"]
+    trail, dice, other = AuditTrail(web.store, FairDice(), "operator"), FairDice(), b"q" * 32
+    for made in (
+        make_key(trail, dice, other, KeyRequest("acme")),
+        rotate_key(trail, dice, other, key_id, KeyRotation()),
+    ):
+        with pytest.raises(ApiProblem) as refused:
+            web.run(made)
+        assert (refused.value.status, refused.value.code) == (503, "pepper_differs")
 
 
 def test_a_key_never_shows_itself(web: WebServer) -> None:
