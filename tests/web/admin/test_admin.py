@@ -170,6 +170,15 @@ def test_why_batch_work_has_no_room_is_shown_in_the_words_of_each_process(start_
     assert f"interactive calls need all of it now ({Reason.TIDE_CLOSED})" in explained["waits_for"]
 
 
+def test_errors_of_a_running_batch_are_counted_as_they_come(desk: AdminDesk) -> None:
+    stages.start(desk.web, desk.our_batch, 2)
+    line = b'{"id": "x", "custom_id": "b", "response": null, "error": {"code": "bad", "message": "no"}}\n'
+    for number in range(2):
+        stages.finish(desk.web, desk.our_batch, {}, {number: line})
+        [kind] = desk.reader.get(f"/admin/v1/batches/{desk.our_batch}/errors").json()["data"]
+        assert (kind["code"], kind["requests"]) == ("bad", number + 1)
+
+
 def test_a_message_that_may_quote_a_request_is_not_in_the_list_of_items(desk: AdminDesk) -> None:
     stages.start(desk.web, desk.our_batch, 1)
     error = {"code": "bad", "message": "You wrote: a secret"}

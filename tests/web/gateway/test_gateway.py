@@ -17,6 +17,7 @@ from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.server import model_at
 from tests.web.upstream import STREAM_END, STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
+from tidegate import metrics
 from tidegate.core.deployments import Secret
 from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
 from tidegate.upstream.routing.deployment_state import DeploymentState
@@ -64,7 +65,13 @@ def test_a_client_that_leaves_before_the_first_byte_ends_the_call_upstream(world
     async def wait(request: Request, peer: Peer) -> None:
         await peer.until_gone()
 
+    def left() -> int:
+        return sum(
+            count for name, count in metrics.counted(metrics.interactive_calls).items() if name.endswith(",left")
+        )
+
     world.start(wait)
+    before = left()
     with socket.create_connection(("127.0.0.1", world.web.port)) as client:
         body = json.dumps({**ASK, "stream": stream}).encode()
         head = (
@@ -75,6 +82,7 @@ def test_a_client_that_leaves_before_the_first_byte_ends_the_call_upstream(world
         assert world.interactive()[0] == 1
     wait_until(world.upstreams[0].posts[0].gone.is_set, timeout_s=20, what="the upstream to see it")
     wait_until(lambda: world.interactive() == (0, 0), timeout_s=20, what="the place to be given back")
+    wait_until(lambda: left() == before + 1, timeout_s=20, what="it to be counted as left, and not as failed")
     assert world.states() == ["closed"]
 
 

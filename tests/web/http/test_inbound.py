@@ -27,7 +27,7 @@ from tests.web.server import NOWHERE, WebServer
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
 from tidegate import metrics
 from tidegate.core import ids
-from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection
+from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection, InboundConnections
 from tidegate.web.jobs.event_stream import EventStream
 from tidegate.web.jobs.job_watch import JobWatch
 
@@ -331,6 +331,22 @@ def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: 
             assert piece, "the answer was cut off"
             received += piece
         assert len(received) > len(body)
+
+
+def test_an_idle_connection_on_which_a_request_arrives_meanwhile_is_not_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        busy: set[tuple[str, str]] = set()
+        watch = InboundConnections(listener.getsockname()[1], 32, 60.0, busy)
+        with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as accepted:
+            client.settimeout(20)
+            watch.look(0.0)
+            chosen = [(os.fstat(accepted.fileno()).st_ino, accepted.fileno())]
+            busy.add(("127.0.0.1", str(client.getsockname()[1])))
+            assert watch._close_idle(chosen) == 0
+            busy.clear()
+            assert watch._close_idle(chosen) == 1
+            assert client.recv(1) == b""
+        watch.look(1.0)
 
 
 def closed_to_make_room() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from msgspec.structs import replace
 
 from tests.support.processes import wait_until
 from tests.web.calls import create, is_error, kept, upload
@@ -26,7 +27,7 @@ from tidegate.core.usage.prices import Price
 from tidegate.settings.capacity import DeploymentPrice
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.jobs.limit_rooms import LimitSides
-from tidegate.web.jobs.validation import _exceeds, _loads
+from tidegate.web.jobs.validation import NO_TOKENS, CostShown, EtaSeconds, JobEstimate, _exceeds, _loads, together
 
 CHAT = "/v1/chat/completions"
 FIELDS = {
@@ -288,3 +289,9 @@ def test_a_limit_binds_when_one_of_its_sides_has_too_little_left() -> None:
     assert not _exceeds(LimitSides(None, None, None), *asked)
     for short in (LimitSides(9, 1_000, "2"), LimitSides(10, 999, "2"), LimitSides(10, 1_000, "1.99")):
         assert _exceeds(short, *asked)
+
+
+def test_parts_that_run_one_after_another_have_an_end_if_each_of_them_has_one() -> None:
+    part = JobEstimate((), 1, 0, (), 0, 0, NO_TOKENS, CostShown("0", "0", "0"), EtaSeconds(10, 20), None, [], [])
+    assert together([part, part]).eta == EtaSeconds(20, 40)
+    assert together([part, replace(part, eta=None)]).eta is None

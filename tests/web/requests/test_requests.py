@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from starlette.requests import Request
 
 from tidegate.core import ids
 from tidegate.core.errors import ApiProblem
 from tidegate.settings import Settings
-from tidegate.web.requests.requests import BatchCreate, decoded, job_request
+from tidegate.web.requests.requests import BatchCreate, anthropic_betas, decoded, job_request
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,20 @@ def test_a_window_lies_between_the_bounds_that_its_refusal_names() -> None:
         with pytest.raises(ApiProblem) as refused:
             job_request(replace(body, completion_window=text), settings)
         assert refused.value.message == "`completion_window` must lie between 1h and 2h."
+
+
+@pytest.mark.parametrize(
+    ("sent", "betas"),
+    [
+        (["a-1, b_2.0"], "a-1, b_2.0"),
+        (["a", "b"], "a,b"),
+        ([], ""),
+        (['a"; b'], ""),
+        (["a", "\u00e9"], ""),
+        (["x" * 512], "x" * 512),
+        (["x" * 513], ""),
+    ],
+)
+def test_betas_are_passed_on_only_if_they_look_like_betas(sent: list[str], betas: str) -> None:
+    headers = [(b"anthropic-beta", one.encode("latin-1")) for one in sent]
+    assert anthropic_betas(Request({"type": "http", "headers": headers})) == betas
