@@ -27,6 +27,7 @@ from tests.web.server import NOWHERE, WebServer
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked
 from tidegate import metrics
 from tidegate.core import ids
+from tidegate.web.http import inbound
 from tidegate.web.http.inbound import RATE_MIN_BYTES_PER_S, Fares, InboundConnection, InboundConnections
 from tidegate.web.jobs.event_stream import EventStream
 from tidegate.web.jobs.job_watch import JobWatch
@@ -331,6 +332,33 @@ def test_an_answer_that_is_still_being_taken_is_not_cut_off_to_make_room(world: 
             assert piece, "the answer was cut off"
             received += piece
         assert len(received) > len(body)
+
+
+def test_of_idle_connections_those_are_closed_that_were_idle_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "IDLE_S_MIN", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+
+        def connected() -> tuple[socket.socket, socket.socket]:
+            client = stack.enter_context(socket.create_connection(listener.getsockname()))
+            client.settimeout(20)
+            return client, stack.enter_context(listener.accept()[0])
+
+        def silent_s(accepted: socket.socket) -> float:
+            state = inbound._fares(accepted)
+            return 0.0 if state is None else state.silent_s
+
+        watch = InboundConnections(listener.getsockname()[1], 4, 60.0, set())
+        old = [connected() for _ in range(3)]
+        watch.look(0.0)
+        wait_until(lambda: all(silent_s(accepted) > 0 for _, accepted in old), 20, "the kernel's clock to move")
+        young, _ = connected()
+        watch.look(1_000.0)
+        assert [client.recv(1) for client, _ in old] == [b""] * 3
+        young.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            young.recv(1)
+        stack.close()
+        watch.look(2_000.0)
 
 
 def test_an_idle_connection_on_which_a_request_arrives_meanwhile_is_not_closed() -> None:
