@@ -283,6 +283,16 @@ def test_what_a_resource_leads_to_may_change_while_rules_stand() -> None:
     assert guards.of("acme", None, "chat") is None
 
 
+def test_guards_are_kept_for_so_many_kinds_of_calls_and_made_again_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller chooses the names of models, and could fill the memory with them."""
+    monkeypatch.setattr("tidegate.guards.guard.KINDS_MAX", 3)
+    guards = Guards(rules(guardrails={"house": {"patterns": ["x"], "models": ["m"]}}))
+    for number in range(10):
+        assert guards.of("acme", None, f"other-{number}") is None
+        assert guards.of("acme", None, "m") is not None
+        assert len(guards._known) <= 3
+
+
 def test_a_rule_for_a_fallback_or_for_its_model_binds_the_call_from_the_start() -> None:
     named = [Resource("chat", "m", fallbacks=("spare",)), Resource("spare", "n", fallbacks=("far", "chat"))]
     reached_by = reached_names(named)

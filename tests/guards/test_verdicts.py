@@ -306,3 +306,11 @@ async def test_what_is_closed_leaves_no_thread_behind() -> None:
     for thread in began:
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_a_hook_makes_no_body_larger_than_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "BODY_BYTES_MAX", 100)
+    request = {"model": "m", "stream": False}
+    assert len(hooks.changed_request(request, b"{}", {**request, "x": "x" * 65})) == 100
+    with pytest.raises(hooks.Misunderstood, match="101 bytes, more than 100"):
+        hooks.changed_request(request, b"{}", {**request, "x": "x" * 66})
