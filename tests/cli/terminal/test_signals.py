@@ -26,16 +26,16 @@ def handlers() -> Iterator[None]:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_first_signal_asks_for_a_stop_and_gives_the_exit_code(number: signal.Signals) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    told: list[str] = []
+    asked: list[str] = []
 
     async def stop() -> int:
-        stopping = Stopping(lambda: told.append("once")).listen()
+        stopping = Stopping(lambda: asked.append("once")).listen()
         os.kill(os.getpid(), number)
         await stopping.asked.wait()
         return stopping.exit_code
 
     assert uvloop.run(stop()) == 128 + number
-    assert told == ["once"]
+    assert asked == ["once"]
 
 
 def test_under_nohup_a_command_outlives_its_terminal() -> None:

@@ -194,7 +194,7 @@ def test_what_is_stuck_is_repaired(desk: AdminDesk) -> None:
     is_error(desk.writer.post(f"{path}/retry_finalization"), {"status": 409, "code": "batch_not_finalizing"})
     assert web.bell.rung == rung
     assert desk.writer.post(f"{path}/requeue").status_code == 200
-    assert web.bell.rung == rung + 2, "those who read inputs and those who wait for the batch hear of it"
+    assert web.bell.rung == rung + 2, "those who read inputs and those who wait for the batch look again"
     after = metrics.counted(metrics.repair_actions)
     for name in ("retry_finalization,refused", "requeue,done"):
         assert after[name] == before.get(name, 0) + 1

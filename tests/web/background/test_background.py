@@ -149,7 +149,7 @@ def test_a_deleted_response_is_gone_at_once_and_its_bytes_soon(web: WebServer, c
     for response in (done, running):
         rung = web.bell.rung
         deleted = client.delete(f"{PATH}/{response['id']}")
-        assert web.bell.rung == rung + 1, "those who wait for it hear of it"
+        assert web.bell.rung == rung + 1, "those who wait for it look again"
         assert deleted.json() == {"id": response["id"], "object": "response", "deleted": True}
         for answer in (client.get(f"{PATH}/{response['id']}"), client.delete(f"{PATH}/{response['id']}")):
             is_error(answer, {"status": 404, "code": "response_not_found"})
