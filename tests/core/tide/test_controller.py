@@ -299,6 +299,9 @@ def test_a_full_cache_and_a_full_engine_leave_room() -> None:
         queueing = EngineSample(at_ms=now_ms, known=40, running=32.0, waiting=8.0, kv_use=0.3)
         decision = tide.observe(Signals(now_ms, in_flight=40, awaiting=8, interactive=0, sample=queueing))
     assert decision.calls == 28
+    # Two processes have half of that room each.
+    half = Signals(now_ms + 1, 2, in_flight=20, awaiting=4, interactive=0, sample=queueing)
+    assert tide.observe(half).calls == 14
 
 
 def test_several_processes_have_a_share_each() -> None:
