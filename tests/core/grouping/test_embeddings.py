@@ -360,3 +360,12 @@ def test_a_size_that_is_over_learns_nothing_from_a_group_of_before() -> None:
     size = GroupSize.fresh(8).unfit(0)
     assert size.inputs == 4
     assert size.unfit(0) == size
+
+
+def test_two_models_behind_one_name_share_no_call() -> None:
+    body = b'{"model":"public","input":"x"}'
+    one, same, other = (read("/v1/embeddings", model, body) for model in ("a", "a", "b"))
+    assert isinstance(one, Part)
+    assert isinstance(same, Part)
+    assert isinstance(other, Part)
+    assert one.key == same.key != other.key

@@ -243,6 +243,9 @@ def test_traffic_past_our_gateway_shows_in_the_engines_own_numbers() -> None:
     assert (waits.prompt_tokens, waits.hand_back) == (0, 1)
     ours = EngineSample(at_ms=400.0, known=6, running=5.0, waiting=1.0)
     assert tide.observe(Signals(400.0, in_flight=6, awaiting=1, sample=ours)).why.startswith("quiet")
+    ours = EngineSample(at_ms=600.0, known=5, running=6.0, waiting=1.0)
+    beside = tide.observe(Signals(600.0, in_flight=5, awaiting=1, awaiting_tokens=400, sample=ours))
+    assert (beside.prompt_tokens > 0, beside.hand_back) == (True, 0), "the one that waits is ours"
 
 
 def test_without_a_gateway_fewer_prompt_tokens_are_let_in_beside_a_prompt_in_flight() -> None:
