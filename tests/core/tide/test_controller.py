@@ -234,6 +234,16 @@ def test_traffic_that_never_ends_still_lets_batch_through_while_the_slowdown_all
     assert beside.calls > 1
 
 
+def test_a_long_prompt_waits_ten_times_as_long_while_the_slowdown_is_used_up() -> None:
+    tide = Tide(TidePolicy(64, slowdown_max=0.01))
+    for number in range(100):
+        tide.observe(Signals(100.0 * number, in_flight=60, interactive=4, interactive_awaiting=0))
+    assert tide.slowdown > 0.01
+    held = Signals(10_000.0, in_flight=60, interactive=4, interactive_awaiting=0, waiting_tokens=4_000)
+    assert tide.observe(replace(held, waiting_ms=61_000.0)).prompt_tokens < 4_000
+    assert tide.observe(replace(held, now_ms=10_100.0, waiting_ms=601_000.0)).prompt_tokens == 4_000
+
+
 def test_traffic_past_our_gateway_shows_in_the_engines_own_numbers() -> None:
     tide = Tide(TidePolicy(64))
     busy = EngineSample(at_ms=0.0, known=5, running=8.0, waiting=0.0)
