@@ -234,6 +234,13 @@ def test_traffic_that_never_ends_still_lets_batch_through_while_the_slowdown_all
     assert beside.calls > 1
 
 
+def test_a_restart_begins_where_calls_were_learned_but_never_below_the_safe_number_nor_off_what_is_configured() -> None:
+    for known, learned, calls in ((False, 40, 40), (False, 3, SAFE_CALLS), (True, 20, 64)):
+        tide = Tide(TidePolicy(64, is_known=known, yields=False))
+        tide.begin_at(learned)
+        assert tide.observe(Signals(0.0)).calls == calls
+
+
 def test_a_long_prompt_waits_ten_times_as_long_while_the_slowdown_is_used_up() -> None:
     tide = Tide(TidePolicy(64, slowdown_max=0.01))
     for number in range(100):
