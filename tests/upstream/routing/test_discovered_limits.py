@@ -93,3 +93,44 @@ async def test_limits_are_shared_again_once_the_store_is_back(monkeypatch: pytes
         kept.away = False
         kept.reported["one"] = minute(requests=7)
         await eventually(lambda: state.discovered is not None, "the limit")
+
+
+async def test_a_limit_whose_write_failed_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovered_limits, "READ_EVERY_S", 0.001)
+    monkeypatch.setattr(discovered_limits, "WRITE_AFTER_S", 0)
+    kept, state, failures = Kept(), state_of(minute(requests=5)), [StoreError("the store is away")]
+    put_discovered = kept.put_discovered
+
+    async def fails_once(deployment: str, limit: Limit) -> None:
+        if failures:
+            raise failures.pop()
+        await put_discovered(deployment, limit)
+
+    monkeypatch.setattr(kept, "put_discovered", fails_once)
+    kept.reported["one"] = minute(requests=7)
+    async with sharing(kept, state) as shared:
+        shared.note(state)
+        await eventually(lambda: kept.reported["one"] == minute(requests=5), "the second write")
+    assert state.discovered == minute(requests=5)
+
+
+async def test_a_limit_that_is_reported_while_another_one_is_written_is_written_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was forgotten, and gave way to the older one that was read right afterwards."""
+    monkeypatch.setattr(discovered_limits, "WRITE_AFTER_S", 0)
+    kept, state = Kept(), state_of(minute(requests=5))
+    put_discovered = kept.put_discovered
+
+    async def reported_meanwhile(deployment: str, limit: Limit) -> None:
+        await put_discovered(deployment, limit)
+        if limit == minute(requests=5):
+            state.discovered = minute(requests=3)
+            shared.note(state)
+
+    monkeypatch.setattr(kept, "put_discovered", reported_meanwhile)
+    async with sharing(kept, state) as shared:
+        shared.note(state)
+        await eventually(lambda: kept.writes == 2, "the second write")
+        await a_few_turns()
+    assert (kept.reported["one"], state.discovered) == (minute(requests=3), minute(requests=3))

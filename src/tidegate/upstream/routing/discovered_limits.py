@@ -54,9 +54,12 @@ class DiscoveredLimits:
 
     async def _write(self) -> None:
         for name, state in list(self._news.items()):
-            if state.discovered is not None:
-                await self._kept.put_discovered(name, state.discovered)
-            self._news.pop(name, None)
+            limit = state.discovered
+            if limit is not None:
+                await self._kept.put_discovered(name, limit)
+            if state.discovered == limit:
+                # Otherwise another limit was reported meanwhile, and the next write is for that.
+                self._news.pop(name, None)
 
     async def _read(self) -> None:
         for name, limit in (await self._kept.discovered()).items():
