@@ -38,4 +38,6 @@ def test_serve_restarts_its_worker_and_goes_on(embedded: Site) -> None:
     proc.kill()
     proc.wait()
     embedded.relieve()
+    alive = embedded.rows("select id from workers where state = 'alive' and runs_items = 1")
+    assert len(alive) == 1, "the lease of the one that was killed need not be waited for"
     embedded.judge(batch_id, lines)
