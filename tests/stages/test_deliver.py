@@ -186,6 +186,30 @@ async def test_a_receiver_that_hangs_leaves_some_slots_to_the_others_of_its_tena
             task.cancel()
 
 
+async def test_events_that_failed_together_do_not_come_back_together(
+    world: DeliveryWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller, record, waits_ms = await world.caller("acme"), world.store.record_webhook, list[int]()
+    chances = iter([min, max])
+
+    async def noted(leased: LeasedDelivery, reply: CallbackReply, wait_ms: int) -> DeliveryState | None:
+        waits_ms.append(wait_ms)
+        return await record(leased, reply, wait_ms)
+
+    def drawn(low: float, high: float) -> float:
+        return next(chances)(low, high)
+
+    monkeypatch.setattr(world.store, "record_webhook", noted)
+    monkeypatch.setattr(world.entropy, "uniform", drawn)
+    async with RawServer(answering(lambda: 503)) as receiver:
+        await world.endpoint(caller, receiver.url)
+        for _ in range(2):
+            await world.end_job(caller)
+        assert await world.deliveries.lease() == 2
+        await eventually(lambda: len(waits_ms) == 2, "both tries to fail")
+    assert waits_ms[0] < waits_ms[1]
+
+
 async def test_a_delivery_that_waited_here_has_the_time_at_which_it_is_sent(world: DeliveryWorld) -> None:
     caller = await world.caller("acme")
     async with RawServer(answering(lambda: 200)) as receiver:
