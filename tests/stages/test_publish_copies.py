@@ -269,18 +269,21 @@ async def test_results_in_many_parts_and_pages_are_read_as_one(
     assert (ended.answered_count, ended.cancelled_count) == (10, 2)
 
 
-async def test_a_step_whose_end_is_unknown_is_given_back_before_the_next_look(
-    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", ["take_step", "publish_job"])
+async def test_a_step_whose_begin_or_end_is_unknown_is_given_back_before_the_next_look(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     job, worker = await world.started(same(2, 2)), await world.worker()
     await answer(world, job, [0, 1])
-    ship = shipping(world)
+    ship, take_step = shipping(world), world.store.take_step
     with monkeypatch.context() as patch:
 
-        async def unknown(*_: Any, **__: Any) -> None:
+        async def unknown(*what: Any, **__: Any) -> None:
+            if lost == "take_step":
+                assert await take_step(*what)
             raise StoreUnavailable("away")
 
-        patch.setattr(world.store, "publish_job", unknown)
+        patch.setattr(world.store, lost, unknown)
         with pytest.raises(StoreUnavailable):
             await ship.publish_all(worker)
     assert await ship.publish_all(worker) == 1, "and not only when its lease is over"
