@@ -10,13 +10,15 @@ import pytest
 from tests.support.ports import HandClock
 from tests.upstream.calls.test_router import always, failure
 from tests.upstream.raw_server import RawServer
-from tests.upstream.world import RouterWorld, deployment
+from tests.upstream.world import CHAT_ENDPOINT, RouterWorld, deployment
 from tidegate import metrics
 from tidegate.backends.shared_redis import LocalRests
 from tidegate.core.deployments import Resource
 from tidegate.core.errors import UpstreamError
 from tidegate.core.schedule import Reason
 from tidegate.upstream.calls.router import Router
+from tidegate.upstream.calls.traffic import Traffic
+from tidegate.upstream.calls.translation import Shaped
 from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.slots import Capacity
@@ -144,6 +146,8 @@ async def test_a_user_is_not_kept_waiting_by_the_report_of_another_process(world
             assert router.free_slots("m") == 0
             state = router._states["one"]
             assert state.ready_at_ms() <= world.clock.monotonic
+            await router.open(world.call(), Traffic(lambda engine: Shaped(CHAT_ENDPOINT, b"{}"), is_stream=False))
+            assert router.free_slots("m") > 0, "what answers a user can answer items"
 
 
 async def test_it_can_be_switched_off_and_has_bounds(world: RouterWorld) -> None:

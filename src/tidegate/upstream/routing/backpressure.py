@@ -55,7 +55,7 @@ class Backpressure:
         This is called only if processes share rests.
         """
         for model in state.deployment.models:
-            if model not in self._deaf:
+            if model not in self._deaf or state.background_rests_until_ms:
                 self._deaf.add(model)
                 for one in self._group(model):
                     one.rest_background_until(0.0)
