@@ -75,6 +75,11 @@ def test_a_process_has_as_much_of_the_tokens_as_of_the_slots() -> None:
         state.background_slots.grant(share)
         state.has_share()
         assert state.tokens_max == tokens
+    uneven = state_of(is_alone=False, max_in_flight=3, tokens_in_flight_max=100)
+    assert uneven.background_slots is not None
+    uneven.background_slots.grant(1)
+    uneven.has_share()
+    assert uneven.tokens_max == 33, "three processes have no more than all of them together"
 
 
 def test_a_refusal_without_a_time_waits_between_half_and_all_of_the_backoff() -> None:
