@@ -99,6 +99,16 @@ async def test_the_key_of_a_group_names_its_items_and_follows_from_theirs(world:
     assert keys[0] == keys[1] != keys[2]
 
 
+async def test_an_item_that_its_server_asked_to_wait_joins_no_group_before_its_time(world: RouterWorld) -> None:
+    async with RawServer(embed) as server, world.router(grouped(server.url)) as router:
+        calls = [item(world, "x") for _ in range(3)]
+        until_ms = world.clock.monotonic + 30_000
+        router._states["one"].refusals.refused(calls[1].idempotency_key, until_ms, 1_000)
+        found = await together(router, calls)
+    assert [type(one) for one in found] == [Answer, Throttled, Answer]
+    assert sizes(server) == [2]
+
+
 async def test_a_group_is_taken_back_no_more_often_than_any_item_of_it_may_be(
     world: RouterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
