@@ -118,7 +118,9 @@ def test_everything_but_the_input_must_be_the_same() -> None:
         part(input=[1, 2], encoding_format="float"),
     ):
         assert other.key != same.key
-    assert read(URL, "other", b'{"model":"m","encoding_format":"float","input":"b"}') != same
+    elsewhere = read(URL, "other", b'{"model":"m","encoding_format":"float","input":"b"}')
+    assert isinstance(elsewhere, Part)
+    assert elsewhere.key != same.key
     between = read(URL, "m", b' { "model": "m", "encoding_format": "float" , "input" : "c" } ')
     assert isinstance(between, Part)
     assert build([between, between]).endswith(b'"input":["c","c"]}')
