@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
 from tests.support.tidegate import behaving, chat_line, requests
+from tidegate.cli.terminal.server_client import RemoteServer
 
 
 def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
@@ -30,6 +32,20 @@ def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
     shown = desk.done("batches", "show", batch).stdout()
     assert "completed" in shown
     desk.verified(batch)
+
+
+def test_behind_the_last_byte_of_a_file_there_is_nothing_yet(serving: Serving) -> None:
+    """A command that follows a growing file asks for what comes next, and mostly nothing has come."""
+    line = chat_line("c0", "hi") + "\n"
+    _, batch = serving.call("GET", f"/v1/batches/{serving.submit([line.rstrip()])}")
+    server = RemoteServer(serving.url, None)
+
+    async def bytes_from(start: int) -> bytes:
+        path = f"/v1/files/{batch['input_file_id']}/content"
+        return b"".join([piece async for piece in server.content(path, start)])
+
+    assert asyncio.run(bytes_from(len(line) - 2)) == b"}\n"
+    assert asyncio.run(bytes_from(len(line))) == b""
 
 
 def test_controlling_a_batch_through_the_server_that_runs_it(serving: Serving) -> None:
