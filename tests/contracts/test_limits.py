@@ -58,6 +58,13 @@ async def test_every_budget_gives_or_none(limits: LimitsWorld) -> None:
     assert second.requests == 98
 
 
+async def test_a_part_of_what_was_asked_for_has_enough_tokens(limits: LimitsWorld) -> None:
+    """Two of three requests with ten tokens together may have seven: with six of them a limit would be passed."""
+    grant = await limits.send(await limits.process(), budget("gpu", minute(2, 1_000)), 3, 10)
+    assert grant.requests == 2
+    assert grant.tokens * 3 >= 10 * grant.requests
+
+
 async def test_a_wait_is_known_and_true(limits: LimitsWorld) -> None:
     process = await limits.process()
     one = budget("gpu", minute(3))
