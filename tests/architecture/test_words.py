@@ -58,7 +58,7 @@ RETIRED_IN_UPSTREAM = {"lane": "deployment state", "leave": "permit"}
 RETIRED_IN_SOURCE = {"held": "what holds it and why: leased, waiting, stored"}
 STATES = {"core/states.py HELD"}
 # A field of OpenAI's API.
-API_FIELDS = {"core/policy/plain_texts.py presence_penalty"}
+API_FIELDS = {"core/policy/chat_texts.py presence_penalty"}
 # The socket module's own words for what to shut down.
 SOCKET_WORDS = {"SHUT_RDWR", "SHUT_WR"}
 # The fields of a syntax node that hold a name.

@@ -93,7 +93,7 @@ _TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", 
 _TEXT_DATA = ("data", *_TEXT_NAMES)
 _RIVALS = frozenset(_TEXT_DATA)
 # Servers take both roles for the operator's words.
-_SAME_ROLES = {"developer": "system"}
+SAME_ROLES = {"developer": "system"}
 # Fields that the model server writes about its answer, and never the model.
 OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system_fingerprint", "usage", "service_tier"))
 
@@ -405,7 +405,7 @@ def _text_of(part: Any, first: str = "") -> str:
 
 def _role_of(part: Any) -> Any:
     role = part.get("role") if type(part) is dict else None
-    return _SAME_ROLES.get(role := role.strip().lower(), role) if isinstance(role, str) else role
+    return SAME_ROLES.get(role := role.strip().lower(), role) if isinstance(role, str) else role
 
 
 def _has_tokens(value: list[Any]) -> bool:

@@ -22,9 +22,9 @@ import msgspec
 
 from tidegate.core.errors import SettingsError
 from tidegate.core.policy.body_texts import BodyTexts, is_api_word, readings
+from tidegate.core.policy.chat_texts import chat_texts
 from tidegate.core.policy.json_schema import Schema
 from tidegate.core.policy.patterns import Finder
-from tidegate.core.policy.plain_texts import plain_texts
 from tidegate.core.usage.estimate import prompt_tokens
 from tidegate.core.wording import in_words
 
@@ -216,9 +216,9 @@ class Patterns:
 
 def _texts(body: bytes, *, is_answer: bool) -> tuple[list[str], str]:
     """Return the texts of a body, and what of it cannot be looked at."""
-    plain = plain_texts(body, is_answer=is_answer)
-    if plain is not None:
-        return plain, ""
+    ordinary = chat_texts(body, is_answer=is_answer)
+    if ordinary is not None:
+        return ordinary, ""
     found = BodyTexts(body, is_answer=is_answer)
     return found.texts, found.unseen
 

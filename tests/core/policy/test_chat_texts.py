@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.policy.body_texts import BodyTexts
-from tidegate.core.policy.plain_texts import plain_texts
+from tidegate.core.policy.chat_texts import chat_texts
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Describe a tide."}]
 REQUEST = {"model": "m", "messages": TURNS, "max_tokens": 100_000, "temperature": 0.123456, "seed": 1_234_567}
@@ -50,7 +50,7 @@ def written(value: Any) -> bytes:
     ids=["a request", "an answer", "two choices", "JSON in a text"],
 )
 def test_an_ordinary_chat_is_read_with_one_decode(body: Any, is_answer: bool, texts: list[str]) -> None:
-    assert plain_texts(written(body), is_answer=is_answer) == texts
+    assert chat_texts(written(body), is_answer=is_answer) == texts
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_an_ordinary_chat_is_read_with_one_decode(body: Any, is_answer: bool, te
     ],
 )
 def test_any_other_body_is_walked_through(body: Any, is_answer: bool) -> None:
-    assert plain_texts(body if type(body) is bytes else written(body), is_answer=is_answer) is None
+    assert chat_texts(body if type(body) is bytes else written(body), is_answer=is_answer) is None
 
 
 NAMES = st.sampled_from(
@@ -118,6 +118,6 @@ def chats(draw: st.DrawFn) -> tuple[bytes, bool]:
 @given(chats())
 def test_what_is_found_is_what_the_walk_finds(chat: tuple[bytes, bool]) -> None:
     body, is_answer = chat
-    found = plain_texts(body, is_answer=is_answer)
+    found = chat_texts(body, is_answer=is_answer)
     walked = BodyTexts(body, is_answer=is_answer)
     assert found is None or (sorted(found), "") == (sorted(walked.texts), walked.unseen)

@@ -12,22 +12,22 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate.core.json_limits import has_too_many_values
-from tidegate.core.policy.body_texts import count_keys, has_more_names, is_data_url
+from tidegate.core.policy.body_texts import SAME_ROLES, count_keys, has_more_names, is_data_url
 
 _Role = Literal["system", "developer", "user", "assistant"]
 _Finish = Literal["stop", "length", "content_filter", "tool_calls"]
 _Absent = list[None] | None | UnsetType
 
 
-class _PlainTurn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _TextTurn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     role: _Role
     content: str
 
 
-class _PlainChatRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _TextRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A request with one text for each message, and numbers that cannot hide a text."""
 
-    messages: list[_PlainTurn]
+    messages: list[_TextTurn]
     model: str | UnsetType = UNSET
     stream: bool | UnsetType = UNSET
     max_tokens: int | UnsetType | None = UNSET
@@ -40,7 +40,7 @@ class _PlainChatRequest(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     seed: int | UnsetType | None = UNSET
 
 
-class _PlainReply(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _TextReply(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """The text of a choice; all other fields are there and empty, or not there."""
 
     role: _Role
@@ -54,8 +54,8 @@ class _PlainReply(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     reasoning_content: _Absent = UNSET
 
 
-class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    message: _PlainReply
+class _TextChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    message: _TextReply
     index: int | UnsetType = UNSET
     finish_reason: _Finish | UnsetType | None = UNSET
     logprobs: _Absent = UNSET
@@ -63,11 +63,11 @@ class _PlainChoice(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     token_ids: _Absent = UNSET
 
 
-class _PlainChatAnswer(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _TextAnswer(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An answer in texts. The server writes the fields around its choices, and the model none of
     them."""
 
-    choices: list[_PlainChoice]
+    choices: list[_TextChoice]
     id: str | UnsetType = UNSET
     object: str | UnsetType = UNSET
     created: int | UnsetType = UNSET
@@ -80,13 +80,11 @@ class _PlainChatAnswer(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     usage: Any = UNSET
 
 
-_decode_request = msgspec.json.Decoder(_PlainChatRequest).decode
-_decode_answer = msgspec.json.Decoder(_PlainChatAnswer).decode
-# Servers take both roles for the operator's words, and read neighbours of one role as one text.
-_SPEAKERS = {"system": "operator", "developer": "operator", "user": "user", "assistant": "model"}
+_decode_request = msgspec.json.Decoder(_TextRequest).decode
+_decode_answer = msgspec.json.Decoder(_TextAnswer).decode
 
 
-def plain_texts(body: bytes, *, is_answer: bool) -> list[str] | None:
+def chat_texts(body: bytes, *, is_answer: bool) -> list[str] | None:
     """Return the texts of an ordinary chat request or answer; None for any other body."""
     if has_too_many_values(body):
         return None
@@ -101,19 +99,21 @@ def plain_texts(body: bytes, *, is_answer: bool) -> list[str] | None:
     return None if any(map(is_data_url, texts)) or has_more_names(body, names) else texts
 
 
-def _of_request(chat: _PlainChatRequest) -> tuple[list[str], int] | None:
-    """Return the texts of a request and the number of its names; None if a speaker has two turns
-    in a row."""
+def _of_request(chat: _TextRequest) -> tuple[list[str], int] | None:
+    """Return the texts of a request and the number of its names.
+
+    Return None if a speaker has two turns in a row, which are read as one text, too.
+    """
     speaker, texts = "", []
     for turn in chat.messages:
-        before, speaker = speaker, _SPEAKERS[turn.role]
+        before, speaker = speaker, SAME_ROLES.get(turn.role, turn.role)
         if speaker == before:
             return None
         texts.append(turn.content)
     return texts, _count_names(chat) + 2 * len(texts)
 
 
-def _of_answer(chat: _PlainChatAnswer) -> tuple[list[str], int]:
+def _of_answer(chat: _TextAnswer) -> tuple[list[str], int]:
     """Return the texts of an answer and the number of its names."""
     names = _count_names(chat) + count_keys(chat.usage)
     for choice in chat.choices:
