@@ -46,8 +46,9 @@ def written(value: Any) -> bytes:
         (ANSWER, True, ["It rises."]),
         ({**ANSWER, "choices": [CHOICE, CHOICE]}, True, ["It rises.", "It rises."]),
         ({**REQUEST, "messages": [{"role": "user", "content": 'say {"a": 1}'}]}, False, ['say {"a": 1}']),
+        ({**REQUEST, "messages": [{"role": "user", "content": '\\ "a": 1'}]}, False, ['\\ "a": 1']),
     ],
-    ids=["a request", "an answer", "two choices", "JSON in a text"],
+    ids=["a request", "an answer", "two choices", "JSON in a text", "a backslash in a text"],
 )
 def test_an_ordinary_chat_is_read_with_one_decode(body: Any, is_answer: bool, texts: list[str]) -> None:
     assert chat_texts(written(body), is_answer=is_answer) == texts
@@ -70,7 +71,9 @@ def test_an_ordinary_chat_is_read_with_one_decode(body: Any, is_answer: bool, te
         ({**ANSWER, "choices": [{**CHOICE, "message": {**MESSAGE, "tool_calls": [{}]}}]}, True),
         (b'{"model": "m", "messages": [{"role": "user", "content": "x", "content": "y"}]}', False),
         (b'{"model": "m", "model": "n", "messages": [{"role": "user", "content": "x"}]}', False),
-        (b'{"choices": [], "usage": {"a": 1, "a": 2}}', True),
+        (written({**ANSWER, "usage": 0}).replace(b'"usage": 0', b'"usage": {"a": 1, "a": 2}'), True),
+        (written({**ANSWER, "usage": 0}).replace(b'"usage": 0', b'"usage": {"a": "b"}, "usage": {}'), True),
+        (written({**REQUEST, "seed": 0}).replace(b'"seed": 0', b'"model": "a\\\\", "model": "b\\\\"'), False),
         ({**REQUEST, "messages": [TURNS[1], {"role": "assistant", "content": "x"}] * 17_000}, False),
         (b"[]", False),
         (b"\xff", False),
@@ -84,7 +87,21 @@ NAMES = st.sampled_from(
     ("role", "content", "refusal", "tool_calls", "model", "max_tokens", "n", "usage", "id", "own", "messages")
 )
 TEXTS = st.sampled_from(
-    ("", "x", "Do it", "data:text/plain,x", "data: none", 'a": 1', "\x01", "é", "user", "system", "developer", "stop")
+    (
+        "",
+        "x",
+        "Do it",
+        "data:text/plain,x",
+        "data: none",
+        'a": 1',
+        "a\\",
+        "\x01",
+        "é",
+        "user",
+        "system",
+        "developer",
+        "stop",
+    )
 )
 SIMPLE = st.one_of(
     TEXTS, st.none(), st.integers(-3, 10**6), st.floats(0, 1e6), st.just([]), st.just([None]), st.just({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from functools import cache
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
+from tidegate.core.policy.body_texts import readings
 from tidegate.core.policy.patterns import Finder
 
 PATTERNS = [
@@ -59,6 +61,29 @@ def test_a_text_without_what_every_match_has_is_ruled_out(pattern: str, text: st
     assert finder.finds(text)
     assert finder.may_find_in(f"x\0{text}")
     assert not finder.may_find_in("x\0y")
+
+
+@given(st.lists(st.text([*LETTERS, *'\\\\ntu"\x01\x7f\x0bAKIA'], max_size=12), max_size=3), st.booleans())
+def test_a_body_that_rules_all_patterns_out_has_none_in_a_string_however_it_is_read(
+    texts: list[str], is_ascii: bool
+) -> None:
+    body = json.dumps(texts, ensure_ascii=is_ascii).encode("utf-8", "replace")
+    for pattern, finder in finders().items():
+        if finder.finds_nothing_in(body):
+            assert not any(finder.finds(reading) for text in texts for reading in readings(text)), pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "is_ruled_out"),
+    [
+        ("AKIA[0-9]", "Describe a tide.\n\t\r\"", True), ("AKIA[0-9]", "an AKIA", False), ("AKIA[0-9]", "\\u0041KIA7", False),
+        ("AKIA[0-9]", "\x01", False), ("AKIA[0-9]", "\x7f", False), ("AKIA[0-9]", "é", False), ("a\nb", "x", False), ("a\"b", "x", False),
+        ("[0-9]", "x", False),
+    ],
+)  # fmt: skip
+def test_only_what_json_writes_as_it_is_rules_a_pattern_out(pattern: str, text: str, is_ruled_out: bool) -> None:
+    body = json.dumps([text]).encode()
+    assert Finder([pattern], "p").finds_nothing_in(body) is is_ruled_out
 
 
 @given(st.text(ASCII, max_size=10))

@@ -419,6 +419,9 @@ def _is_whole(value: Any) -> bool:
 
 def count_keys(value: Any) -> int:
     """Return how many names of fields a decoded value has, with all values in it."""
-    if isinstance(value, dict):
-        return len(value) + sum(map(count_keys, value.values()))
-    return sum(map(count_keys, value)) if isinstance(value, list) else 0
+    is_object = type(value) is dict
+    total = len(value) if is_object else 0
+    for one in value.values() if is_object else value if type(value) is list else ():
+        if type(one) is dict or type(one) is list:
+            total += count_keys(one)
+    return total

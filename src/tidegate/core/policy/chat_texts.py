@@ -92,35 +92,50 @@ def chat_texts(body: bytes, *, is_answer: bool) -> list[str] | None:
         found = _of_answer(_decode_answer(body)) if is_answer else _of_request(_decode_request(body))
     except (ValueError, RecursionError):
         return None
-    if found is None:
+    texts, names, quotes = found
+    # A chat without texts is walked through, too.
+    if not texts or any(map(is_data_url, texts)):
         return None
-    texts, names = found
     # A name that stands there twice was decoded once.
-    return None if any(map(is_data_url, texts)) or has_more_names(body, names) else texts
+    return None if _has_more_quotes(body, quotes) and has_more_names(body, names) else texts
 
 
-def _of_request(chat: _TextRequest) -> tuple[list[str], int] | None:
-    """Return the texts of a request and the number of its names.
+def _of_request(chat: _TextRequest) -> tuple[list[str], int, int]:
+    """Return the texts of a request, and how many names and quotation marks it has around them.
 
-    Return None if a speaker has two turns in a row, which are read as one text, too.
+    Return no texts if a speaker has two turns in a row, which are read as one text, too.
     """
     speaker, texts = "", []
     for turn in chat.messages:
         before, speaker = speaker, SAME_ROLES.get(turn.role, turn.role)
         if speaker == before:
-            return None
+            return [], 0, 0
         texts.append(turn.content)
-    return texts, _count_names(chat) + 2 * len(texts)
+    names, quotes = _counts(chat)
+    return texts, names + 2 * len(texts), quotes + 8 * len(texts)
 
 
-def _of_answer(chat: _TextAnswer) -> tuple[list[str], int]:
-    """Return the texts of an answer and the number of its names."""
-    names = _count_names(chat) + count_keys(chat.usage)
-    for choice in chat.choices:
-        names += _count_names(choice) + _count_names(choice.message)
-    return [choice.message.content for choice in chat.choices], names
+def _of_answer(chat: _TextAnswer) -> tuple[list[str], int, int]:
+    """Return the texts of an answer, and how many names and quotation marks it has around them."""
+    names = count_keys(chat.usage)
+    quotes = 2 * names
+    for part in (chat, *chat.choices, *(choice.message for choice in chat.choices)):
+        more_names, more_quotes = _counts(part)
+        names, quotes = names + more_names, quotes + more_quotes
+    return [choice.message.content for choice in chat.choices], names, quotes
 
 
-def _count_names(part: msgspec.Struct) -> int:
+def _counts(part: msgspec.Struct) -> tuple[int, int]:
+    """Return how many names a part has, and how many quotation marks around names and strings."""
     values = msgspec.structs.astuple(part)
-    return len(values) - values.count(UNSET)
+    names = len(values) - values.count(UNSET)
+    return names, 2 * (names + list(map(type, values)).count(str))
+
+
+def _has_more_quotes(body: bytes, count: int) -> bool:
+    """Return whether a body may have more than so many quotation marks outside its texts."""
+    quotes = body.count(b'"')
+    if quotes > count and b"\\\\" not in body:
+        # These stand in its texts.
+        quotes -= body.count(b'\\"')
+    return quotes > count

@@ -179,7 +179,16 @@ class Patterns:
         return Transformed(redacted) if self._look(redacted, what) is None else refusal
 
     def _look(self, body: bytes, what: str) -> GuardrailRefusal | None:
-        texts, unseen = _texts(body, is_answer=what == "answer")
+        is_answer = what == "answer"
+        texts = chat_texts(body, is_answer=is_answer)
+        if texts is None:
+            found = BodyTexts(body, is_answer=is_answer)
+            texts, unseen = found.texts, found.unseen
+        elif len(body) <= self._text_chars_max and self._finder.finds_nothing_in(body):
+            # So it is with most items.
+            return None
+        else:
+            unseen = ""
         may_find = any(map(self._finder.may_find_in, readings("\n".join(texts))))
         for text in dict.fromkeys(texts) if may_find or len(body) > self._text_chars_max else ():
             if len(text) > self._text_chars_max:
@@ -212,15 +221,6 @@ class Patterns:
                 chunks += [body[done:start], _encode(redacted)]
                 done = end
         return b"".join([*chunks, body[done:]])
-
-
-def _texts(body: bytes, *, is_answer: bool) -> tuple[list[str], str]:
-    """Return the texts of a body, and what of it cannot be looked at."""
-    ordinary = chat_texts(body, is_answer=is_answer)
-    if ordinary is not None:
-        return ordinary, ""
-    found = BodyTexts(body, is_answer=is_answer)
-    return found.texts, found.unseen
 
 
 def _values(body: bytes) -> Iterator[tuple[int, int, str, str]]:

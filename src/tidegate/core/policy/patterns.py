@@ -36,6 +36,11 @@ _CATEGORIES = {
     "CATEGORY_NOT_WORD": r"\W",
 }
 _TRAILED = "TRAILED"
+# A text that JSON writes as it is.
+_PLAIN_LITERAL = re.compile(rb"[ !#-\[\]-~]+")
+# What may be read in another way than it is written: escapes but of line breaks, tabs and quotes,
+# and DEL.
+_READ_OTHERWISE = re.compile(rb'\\[^nrt"]')
 # A flag of our own beside Python's: the text has only ASCII.
 _ASCII_TEXT = 1 << 30
 # Another flag of our own: the text is a part of a longer one, so its beginning and end may be
@@ -68,6 +73,8 @@ class Finder:
         # A text that every match of the pattern contains; empty where none is known.
         self._literals = tuple(_literal(list(one), one.state.flags).encode() for one in parsed)
         self._have_literals = all(self._literals)
+        # JSON writes such literals as they are.
+        self._have_plain_literals = all(map(_PLAIN_LITERAL.fullmatch, self._literals))
 
         def written(flags: int) -> list[str]:
             return [_written(one, place, flags) for one, place in zip(parsed, places, strict=True)]
@@ -87,6 +94,14 @@ class Finder:
         """Return whether one of the patterns is in this text."""
         encoded = text.encode("utf-8", "replace")
         return any(pattern.search(encoded) is not None for pattern in self._each[text.isascii()])
+
+    def finds_nothing_in(self, body: bytes) -> bool:
+        """Return True when the bytes of a JSON body show that no pattern matches in its strings,
+        however they are read.
+        """
+        if not self._have_plain_literals or not body.isascii() or _READ_OTHERWISE.search(body):
+            return False
+        return not any(map(body.__contains__, self._literals))
 
     def may_find_in(self, joined: str) -> bool:
         """Return False when none of the texts joined by line breaks into this one matches a
