@@ -556,7 +556,7 @@ async def test_one_tenants_long_texts_leave_threads_to_others() -> None:
     assert await asyncio.gather(*greedy[:10]) == [b"greedy%d" % number for number in range(10)]
     assert len(begun) == 11
     assert await pool.run("c", search, b"last") == b"last"
-    assert not pool._waiting
+    assert not pool._lines
     pool.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -48,35 +49,37 @@ class Searches:
         self.end(*self._ends)
 
 
-async def test_tenants_take_turns_and_begin_no_more_than_there_are_threads() -> None:
+@pytest.fixture
+def searches() -> Iterator[Searches]:
     searches = Searches()
-    await searches.ask("x1", "x2", "y1", "y2", "a1", "a2", "a3", "b1", "b2")
-    assert set(await searches.began(THREADS_MAX)) == {"x1", "x2", "y1", "y2"}
-    for count, ended in enumerate(("x1", "x2", "y1", "y2"), start=THREADS_MAX + 1):
-        assert sum(map(len, searches.pool._waiting.values())) == 10 - count
-        searches.end(ended)
-        await searches.began(count)
-    assert searches.begun[THREADS_MAX:] == ["a1", "b1", "a2", "b2"]
+    yield searches
     searches.close()
 
 
-async def test_a_turn_whose_caller_left_at_that_moment_goes_to_the_next() -> None:
-    searches = Searches()
+async def test_tenants_take_turns_and_begin_no_more_than_there_are_threads(searches: Searches) -> None:
+    await searches.ask("x1", "x2", "y1", "y2", "a1", "a2", "a3", "b1", "b2")
+    assert set(await searches.began(THREADS_MAX)) == {"x1", "x2", "y1", "y2"}
+    for count, ended in enumerate(("x1", "x2", "y1", "y2"), start=THREADS_MAX + 1):
+        assert sum(map(len, searches.pool._lines.values())) == 10 - count
+        searches.end(ended)
+        await searches.began(count)
+    assert searches.begun[THREADS_MAX:] == ["a1", "b1", "a2", "b2"]
+
+
+async def test_a_turn_whose_caller_left_at_that_moment_goes_to_the_next(searches: Searches) -> None:
     await searches.ask("x1", "x2", "y1", "y2", "a1")
     await searches.began(THREADS_MAX)
     searches.end("x1")
-    while searches.pool._waiting:  # noqa: ASYNC110 - until the turn is given, and no longer
+    while searches.pool._lines:  # noqa: ASYNC110 - until the turn is given, and no longer
         await asyncio.sleep(0)
     searches.tasks["a1"].cancel()
     await asyncio.gather(searches.tasks["a1"], return_exceptions=True)
     await searches.ask("b1")
     assert "b1" in await searches.began(THREADS_MAX + 1)
     assert "a1" not in searches.begun
-    searches.close()
 
 
-async def test_closing_waits_for_no_search() -> None:
-    searches = Searches()
+async def test_closing_waits_for_no_search(searches: Searches) -> None:
     await searches.ask("x1")
     await searches.began(1)
     searches.pool.close()

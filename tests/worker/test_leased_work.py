@@ -478,7 +478,7 @@ async def test_as_many_runners_wake_as_there_are_items_and_those_that_gave_up_ta
     parked[0].cancel()
     await asyncio.sleep(0)
     leased_work.add(slice_of(2), items(2))
-    assert len(leased_work._parked) == 1, "the fourth is not woken in vain"
+    assert len(leased_work._waiting_runners) == 1, "the fourth is not woken in vain"
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert [task.done() for task in parked] == [True, True, True, False]
@@ -580,3 +580,13 @@ async def test_more_is_leased_at_once_when_a_group_of_suspects_is_over(is_group_
     )
     settler.settle_slice(state)
     assert events == [*(["woken"] if is_group_over else []), "finished"]
+
+
+async def test_a_runner_that_leaves_when_its_turn_has_come_passes_it_on() -> None:
+    leased_work = leased_work_of(HandClock(), free=9)
+    leaving, next_one = [asyncio.create_task(leased_work.next()) for _ in range(2)]
+    await asyncio.sleep(0)
+    leased_work.add(slice_of(1), items(1))
+    leaving.cancel()
+    state, item = await next_one
+    assert (state.in_flight, item.number) == (1, 0)

@@ -7,9 +7,11 @@ not have all threads, so that its long texts do not delay the others.
 
 import asyncio
 import concurrent.futures
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
+
+from tidegate.wait_line import WaitLine
 
 THREADS_MAX = 4
 THREADS_PER_TENANT_MAX = 2
@@ -22,8 +24,8 @@ class SearchPool:
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS_MAX, "guardrail search")
         self._busy = 0
         self._busy_by_tenant: dict[str, int] = {}
-        # Tenants in the order of their turns, each with its waiting searches.
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        # Tenants in the order of their turns, each with the line of its searches.
+        self._lines: OrderedDict[str, WaitLine] = OrderedDict()
 
     async def run(self, tenant: str, search: Callable[[bytes], T], body: bytes) -> T:
         """Wait for the tenant's turn, search this body and return what the search found."""
@@ -39,31 +41,29 @@ class SearchPool:
         self._threads.shutdown(wait=False)
 
     async def _wait_for_turn(self, tenant: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        line = self._lines.setdefault(tenant, WaitLine())
+        turn = line.join()
         self._give_turns()
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if line.give_up(turn):
                 self._release(tenant)
             raise
 
     def _give_turns(self) -> None:
         while self._busy < THREADS_MAX:
-            tenant = next((one for one in self._waiting if self._may_begin(one)), None)
+            tenant = next((one for one in self._lines if self._may_begin(one)), None)
             if tenant is None:
                 return
-            turns = self._waiting[tenant]
-            turn = turns.popleft()
-            if turns:
-                self._waiting.move_to_end(tenant)
-            else:
-                del self._waiting[tenant]
-            if not turn.done():
+            line = self._lines[tenant]
+            if line.call_first():
                 self._busy += 1
                 self._busy_by_tenant[tenant] = self._busy_by_tenant.get(tenant, 0) + 1
-                turn.set_result(None)
+            if line:
+                self._lines.move_to_end(tenant)
+            else:
+                del self._lines[tenant]
 
     def _may_begin(self, tenant: str) -> bool:
         return self._busy_by_tenant.get(tenant, 0) < THREADS_PER_TENANT_MAX

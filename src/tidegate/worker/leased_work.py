@@ -17,6 +17,7 @@ from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.policy.policy_rules import KeyState
 from tidegate.core.ports import Clock, Upstream
 from tidegate.stages.record import Recorder
+from tidegate.wait_line import WaitLine
 from tidegate.worker.supervisor import Supervisor
 
 # An item that waits no longer than this stays with the worker; any other goes back to the store.
@@ -150,7 +151,7 @@ class LeasedWork:
         self._supervisor = supervisor
         self._stocks: dict[str, _Stock] = {}
         self._states: dict[tuple[str, int, str], LeasedSliceState] = {}
-        self._parked: deque[asyncio.Future[None]] = deque()
+        self._waiting_runners = WaitLine()
         # Slices whose items will go like interactive calls later.
         self._turning: list[LeasedSliceState] = []
         self._is_inviting = False
@@ -348,14 +349,18 @@ class LeasedWork:
         """Wait for an item that may be sent."""
         taken = self.take_item()
         if taken is not None:
-            if self._parked and not self._is_inviting:
+            if self._waiting_runners and not self._is_inviting:
                 self._is_inviting = True
                 asyncio.get_running_loop().call_soon(self._invite)
             return taken
         while True:
-            future = asyncio.get_running_loop().create_future()
-            self._parked.append(future)
-            await future
+            turn = self._waiting_runners.join()
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if self._waiting_runners.give_up(turn):
+                    self.wake_one()
+                raise
             taken = self.take_item()
             if taken is not None:
                 return taken
@@ -379,12 +384,11 @@ class LeasedWork:
         # Callers choose the names of models, so the table must not grow without a limit.
         for model in [name for name, stock in self._stocks.items() if stock.is_unused(now_ms)]:
             del self._stocks[model]
-        may_go = sum(self._may_go(model, stock) for model, stock in self._stocks.items()) if self._parked else 0
-        while self._parked and may_go:
-            future = self._parked.popleft()
-            if not future.done():
-                future.set_result(None)
-                may_go -= 1
+        may_go = (
+            sum(self._may_go(model, stock) for model, stock in self._stocks.items()) if self._waiting_runners else 0
+        )
+        while may_go and self._waiting_runners.call_first():
+            may_go -= 1
 
     def _may_go(self, model: str, stock: _Stock) -> int:
         """Return how many of these items the upstream would take now."""
@@ -412,11 +416,7 @@ class LeasedWork:
 
     def wake_one(self) -> None:
         """Wake one runner, because one slot became free."""
-        while self._parked:
-            future = self._parked.popleft()
-            if not future.done():
-                future.set_result(None)
-                return
+        self._waiting_runners.call_first()
 
     def mark_done(self, state: LeasedSliceState) -> None:
         """Note that a call ended, in whatever way.

@@ -31,9 +31,9 @@ from tidegate.upstream.budgets.token_estimator import LETTER_TOKENS, OTHER_TOKEN
 from tidegate.upstream.calls.router import Router
 from tidegate.upstream.calls.traffic import Traffic
 from tidegate.upstream.calls.translation import Shaped
-from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.key_slots import WAITING_CALLS_MAX, KeySlots
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
+from tidegate.wait_line import WaitLine
 
 pytestmark = pytest.mark.anyio
 

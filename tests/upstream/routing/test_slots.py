@@ -22,7 +22,6 @@ from tidegate.store.database.sqlite import SqliteDriver
 from tidegate.store.limits import StoreLimits
 from tidegate.store.store import Store
 from tidegate.upstream.calls.router import Router
-from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.deployments import Deployments
 from tidegate.upstream.routing.slots import (
@@ -34,6 +33,7 @@ from tidegate.upstream.routing.slots import (
     Slots,
     SlotSharing,
 )
+from tidegate.wait_line import WaitLine
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,6 @@ from tidegate.upstream.calls.slot_queue import SlotQueue
 from tidegate.upstream.grouping.groups import Groups
 from tidegate.upstream.grouping.waiting_groups import WaitingGroups
 from tidegate.upstream.http.transport import Transport
-from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.backpressure import Backpressure
 from tidegate.upstream.routing.deployment_state import DeploymentPolicy
 from tidegate.upstream.routing.deployment_status import DeploymentStatus
@@ -37,6 +36,7 @@ from tidegate.upstream.routing.routes import Routes
 from tidegate.upstream.routing.slots import Capacity, ModelSlots, RoomSignal, SlotDemand, SlotSharing
 from tidegate.upstream.tide.tide_loop import TideLoop
 from tidegate.upstream.tide.tides import TideLimit, tide_of
+from tidegate.wait_line import WaitLine
 
 
 class Router:

@@ -15,10 +15,10 @@ from tidegate.core.ports import Clock
 from tidegate.upstream.calls.admission import Admissions, View, choose, states_for
 from tidegate.upstream.calls.closed_route import closed_route_error
 from tidegate.upstream.calls.traffic import Traffic, is_users
-from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.deployment_state import DeploymentState
 from tidegate.upstream.routing.routes import NameRoute
 from tidegate.upstream.routing.slots import SlotDemand
+from tidegate.wait_line import WaitLine
 
 RETRY_BUDGET_WAIT_MS = 5_000
 FLEX_RETRY_MS = 5_000

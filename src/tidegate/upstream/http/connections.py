@@ -44,7 +44,7 @@ from multidict import CIMultiDict, istr
 from tidegate import metrics
 from tidegate.core.deployments import HttpLimits, Tls
 from tidegate.core.errors import PoolExhausted, SettingsError
-from tidegate.upstream.http.wait_line import WaitLine
+from tidegate.wait_line import WaitLine
 
 # Beside upstream connections a process has a store, blobs, listeners, logs and the control client.
 OTHER_FILES_COUNT = 256

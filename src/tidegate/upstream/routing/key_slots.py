@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from tidegate.core.errors import Withheld
 from tidegate.core.ports import Clock
-from tidegate.upstream.http.wait_line import WaitLine
 from tidegate.upstream.routing.slots import SlotDemand, Slots
+from tidegate.wait_line import WaitLine
 
 # Prefix that keeps these names apart from those of deployments and models.
 PREFIX = "parallel:"

@@ -19,7 +19,7 @@ import structlog
 
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import DiscoveredLimitsStore, Fleet, Limits, Notices, Rests
-from tidegate.upstream.http.wait_line import WaitLine
+from tidegate.wait_line import WaitLine
 
 log = structlog.get_logger(__name__)
 

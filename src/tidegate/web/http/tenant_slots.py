@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from tidegate.core.errors import ApiProblem
 from tidegate.core.wording import in_words
-from tidegate.upstream.http.wait_line import WaitLine
+from tidegate.wait_line import WaitLine
 
 # An upload waits this long for a slot.
 UPLOAD_WAIT_S = 5.0

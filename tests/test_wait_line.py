@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.upstream.http.wait_line import WaitLine
+from tidegate.wait_line import WaitLine
 
 # What may happen between two turns of the loop: one comes, one that waits is cancelled, a place comes free, or the loop goes round.
 STEPS = st.lists(
