@@ -74,6 +74,7 @@ def test_an_ordinary_chat_is_read_with_one_decode(body: Any, is_answer: bool, te
         (written({**ANSWER, "usage": 0}).replace(b'"usage": 0', b'"usage": {"a": 1, "a": 2}'), True),
         (written({**ANSWER, "usage": 0}).replace(b'"usage": 0', b'"usage": {"a": "b"}, "usage": {}'), True),
         (written({**REQUEST, "seed": 0}).replace(b'"seed": 0', b'"model": "a\\\\", "model": "b\\\\"'), False),
+        (written({**REQUEST, "seed": 0}).replace(b'"seed": 0', b'"model": "' + 4 * b"\\u0022" + b'"'), False),
         ({**REQUEST, "messages": [TURNS[1], {"role": "assistant", "content": "x"}] * 17_000}, False),
         (b"[]", False),
         (b"\xff", False),

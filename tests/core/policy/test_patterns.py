@@ -82,8 +82,9 @@ def test_a_body_that_rules_all_patterns_out_has_none_in_a_string_however_it_is_r
     ],
 )  # fmt: skip
 def test_only_what_json_writes_as_it_is_rules_a_pattern_out(pattern: str, text: str, is_ruled_out: bool) -> None:
-    body = json.dumps([text]).encode()
-    assert Finder([pattern], "p").finds_nothing_in(body) is is_ruled_out
+    for is_ascii in (True, False):
+        body = json.dumps([text], ensure_ascii=is_ascii).encode()
+        assert Finder([pattern], "p").finds_nothing_in(body) is is_ruled_out
 
 
 @given(st.text(ASCII, max_size=10))

@@ -80,6 +80,9 @@ class _TextAnswer(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     usage: Any = UNSET
 
 
+# Another way to write a quotation mark in a text.
+_QUOTE_IN_DIGITS = b"\\u0022"
+
 _decode_request = msgspec.json.Decoder(_TextRequest).decode
 _decode_answer = msgspec.json.Decoder(_TextAnswer).decode
 
@@ -89,53 +92,29 @@ def chat_texts(body: bytes, *, is_answer: bool) -> list[str] | None:
     if has_too_many_values(body):
         return None
     try:
-        found = _of_answer(_decode_answer(body)) if is_answer else _of_request(_decode_request(body))
+        chat = _decode_answer(body) if is_answer else _decode_request(body)
     except (ValueError, RecursionError):
         return None
-    texts, names, quotes = found
+    texts = _of_request(chat) if isinstance(chat, _TextRequest) else [one.message.content for one in chat.choices]
     # A chat without texts is walked through, too.
     if not texts or any(map(is_data_url, texts)):
         return None
-    # A name that stands there twice was decoded once.
-    return None if _has_more_quotes(body, quotes) and has_more_names(body, names) else texts
+    # A name that stands there twice was decoded once, and is not in what is written again.
+    again = msgspec.json.encode(chat)
+    if body.count(b'"') > again.count(b'"') or _QUOTE_IN_DIGITS in body:
+        return None if has_more_names(body, count_keys(msgspec.json.decode(again))) else texts
+    return texts
 
 
-def _of_request(chat: _TextRequest) -> tuple[list[str], int, int]:
-    """Return the texts of a request, and how many names and quotation marks it has around them.
+def _of_request(chat: _TextRequest) -> list[str]:
+    """Return the texts of a request.
 
-    Return no texts if a speaker has two turns in a row, which are read as one text, too.
+    Return none if a speaker has two turns in a row, which are read as one text, too.
     """
     speaker, texts = "", []
     for turn in chat.messages:
         before, speaker = speaker, SAME_ROLES.get(turn.role, turn.role)
         if speaker == before:
-            return [], 0, 0
+            return []
         texts.append(turn.content)
-    names, quotes = _counts(chat)
-    return texts, names + 2 * len(texts), quotes + 8 * len(texts)
-
-
-def _of_answer(chat: _TextAnswer) -> tuple[list[str], int, int]:
-    """Return the texts of an answer, and how many names and quotation marks it has around them."""
-    names = count_keys(chat.usage)
-    quotes = 2 * names
-    for part in (chat, *chat.choices, *(choice.message for choice in chat.choices)):
-        more_names, more_quotes = _counts(part)
-        names, quotes = names + more_names, quotes + more_quotes
-    return [choice.message.content for choice in chat.choices], names, quotes
-
-
-def _counts(part: msgspec.Struct) -> tuple[int, int]:
-    """Return how many names a part has, and how many quotation marks around names and strings."""
-    values = msgspec.structs.astuple(part)
-    names = len(values) - values.count(UNSET)
-    return names, 2 * (names + list(map(type, values)).count(str))
-
-
-def _has_more_quotes(body: bytes, count: int) -> bool:
-    """Return whether a body may have more than so many quotation marks outside its texts."""
-    quotes = body.count(b'"')
-    if quotes > count and b"\\\\" not in body:
-        # These stand in its texts.
-        quotes -= body.count(b'\\"')
-    return quotes > count
+    return texts

@@ -38,8 +38,7 @@ _CATEGORIES = {
 _TRAILED = "TRAILED"
 # A text that JSON writes as it is.
 _PLAIN_LITERAL = re.compile(rb"[ !#-\[\]-~]+")
-# What may be read in another way than it is written: escapes but of line breaks, tabs and quotes,
-# and DEL.
+# What may be read in another way than it is written: escapes but of line breaks, tabs and quotes.
 _READ_OTHERWISE = re.compile(rb'\\[^nrt"]')
 # A flag of our own beside Python's: the text has only ASCII.
 _ASCII_TEXT = 1 << 30
@@ -99,7 +98,9 @@ class Finder:
         """Return True when the bytes of a JSON body show that no pattern matches in its strings,
         however they are read.
         """
-        if not self._have_plain_literals or not body.isascii() or _READ_OTHERWISE.search(body):
+        if not self._have_plain_literals or not body.isascii() or b"\x7f" in body:
+            return False
+        if b"\\" in body and _READ_OTHERWISE.search(body):
             return False
         return not any(map(body.__contains__, self._literals))
 
