@@ -42,7 +42,7 @@ async def test_calls_of_a_cancelled_job_are_cut_off_when_their_grace_ends_howeve
     async with working(live, script, heartbeat_ms=MINUTES_MS, cancel_grace_ms=300) as run:
         await until(lambda: len(script.calls) == 2, "both calls")
         await live.store.cancel_job(job.tenant_id, job.id)
-        run.worker._recorder.job_stopped.set()
+        run.worker._items.recorder.job_stopped.set()
         await until(lambda: sorted(cut_off) == [0, 1], "their grace to end")
 
 

@@ -49,7 +49,7 @@ async def called(script: Script, count: int) -> None:
 
 async def settled(world: WorkerWorld, run: Any) -> None:
     """The worker has asked for its keys' states since now: what it asked before may be believed no longer."""
-    states: KeyStates = run.worker._keys
+    states: KeyStates = run.worker._items.keys
     since_ms = world.clock.monotonic_ms()
     await until(lambda: states._asked_ms > since_ms, "a fresh look at the keys")
 
@@ -131,7 +131,7 @@ async def test_an_allowlist_that_was_widened_lets_the_rest_pass(live: WorkerWorl
 
 async def settled_or_idle(world: WorkerWorld, run: Any) -> None:
     """Nothing under a key is held, so the worker does not ask: its last answer is too old by the time anything comes."""
-    states: KeyStates = run.worker._keys
+    states: KeyStates = run.worker._items.keys
     await until(lambda: not states.knows("k1"), "forgetting")
 
 

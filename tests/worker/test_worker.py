@@ -236,7 +236,7 @@ async def test_a_long_deferral_that_outlived_its_worker_is_not_held_in_the_next_
     assert await live.store.declare_gone(lost, leaving=True)
     async with working(live, script) as run:
         await until(lambda: len(script.calls) == 3, "the other items")
-        await until(lambda: run.worker._leased_work.slice_count == 0, "no leased work")
+        await until(lambda: run.worker._items.leased_work.slice_count == 0, "no leased work")
 
         async def rests() -> bool:
             rows = await live.rows("select state, ready_at - now_ms() > 3000000 from slices where job_id = ?", job.id)
@@ -257,7 +257,7 @@ async def test_names_of_models_do_not_pile_up_in_the_hand(live: WorkerWorld) -> 
     job = await live.started(lines)
     async with working(live, script) as run:
         await live.completed(job)
-        leased_work = run.worker._leased_work
+        leased_work = run.worker._items.leased_work
         await until(lambda: len(leased_work._stocks) <= 1, "no leased work")
 
 
@@ -508,14 +508,14 @@ async def test_a_worker_that_was_declared_gone_sends_nothing_again_that_it_has_t
 
     monkeypatch.setattr(live.store, "record_outcomes", hanging)
     async with working(live, script, in_flight_max=8) as run:
-        await until(lambda: len(script.calls) == 8 and not run.worker._leased_work.in_flight, "eight answers")
+        await until(lambda: len(script.calls) == 8 and not run.worker._items.leased_work.in_flight, "eight answers")
         lost = run.me.id
         assert await live.store.declare_gone(lost, leaving=True)
         assert await live.store.reclaim_slices(lost) == 4
         # A heartbeat at once.
-        run.worker._recorder.job_stopped.set()
+        run.worker._items.recorder.job_stopped.set()
         await until(lambda: run.me.id != lost, "the next life")
-        await until(lambda: run.worker._recorder.full, "the answers to be waited for")
+        await until(lambda: run.worker._items.recorder.full, "the answers to be waited for")
         gate.set()
         await live.completed(job)
     assert sorted(call.number for call in script.calls) == list(range(8))
@@ -536,7 +536,7 @@ async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted
 
     async with working(live, script, in_flight_max=8) as run:
         await live.completed(job)
-        recorder, lost = run.worker._recorder, run.me.id
+        recorder, lost = run.worker._items.recorder, run.me.id
         spares = recorder._spare_blob_ids["answers"]
         monkeypatch.setattr(live.store, "enlist_worker", slow)
         assert await live.store.declare_gone(lost, leaving=True)
