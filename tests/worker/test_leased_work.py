@@ -478,7 +478,7 @@ async def test_as_many_runners_wake_as_there_are_items_and_those_that_gave_up_ta
     parked[0].cancel()
     await asyncio.sleep(0)
     leased_work.add(slice_of(2), items(2))
-    assert len(leased_work._waiting_runners) == 1, "the fourth is not woken in vain"
+    assert leased_work._idle_count == 1, "the fourth is not woken in vain"
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert [task.done() for task in parked] == [True, True, True, False]

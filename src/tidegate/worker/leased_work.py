@@ -17,7 +17,6 @@ from tidegate.core.nouns import Holding, Item, LeasedSlice
 from tidegate.core.policy.policy_rules import KeyState
 from tidegate.core.ports import Clock, Upstream
 from tidegate.stages.record import Recorder
-from tidegate.wait_line import WaitLine
 from tidegate.worker.supervisor import Supervisor
 
 # An item that waits no longer than this stays with the worker; any other goes back to the store.
@@ -151,7 +150,10 @@ class LeasedWork:
         self._supervisor = supervisor
         self._stocks: dict[str, _Stock] = {}
         self._states: dict[tuple[str, int, str], LeasedSliceState] = {}
-        self._waiting_runners = WaitLine()
+        # Each turn lets one waiting runner look for an item. Count the runners that wait, less the
+        # turns that were given up.
+        self._turns = asyncio.Semaphore(0)
+        self._idle_count = 0
         # Slices whose items will go like interactive calls later.
         self._turning: list[LeasedSliceState] = []
         self._is_inviting = False
@@ -349,17 +351,17 @@ class LeasedWork:
         """Wait for an item that may be sent."""
         taken = self.take_item()
         if taken is not None:
-            if self._waiting_runners and not self._is_inviting:
+            if self._idle_count > 0 and not self._is_inviting:
                 self._is_inviting = True
                 asyncio.get_running_loop().call_soon(self._invite)
             return taken
         while True:
-            turn = self._waiting_runners.join()
+            self._idle_count += 1
             try:
-                await turn
+                await self._turns.acquire()
             except asyncio.CancelledError:
-                if self._waiting_runners.give_up(turn):
-                    self.wake_one()
+                # A turn that had come is passed on.
+                self._idle_count -= 1
                 raise
             taken = self.take_item()
             if taken is not None:
@@ -384,11 +386,10 @@ class LeasedWork:
         # Callers choose the names of models, so the table must not grow without a limit.
         for model in [name for name, stock in self._stocks.items() if stock.is_unused(now_ms)]:
             del self._stocks[model]
-        may_go = (
-            sum(self._may_go(model, stock) for model, stock in self._stocks.items()) if self._waiting_runners else 0
-        )
-        while may_go and self._waiting_runners.call_first():
-            may_go -= 1
+        if self._idle_count > 0:
+            may_go = sum(self._may_go(model, stock) for model, stock in self._stocks.items())
+            for _ in range(min(may_go, self._idle_count)):
+                self.wake_one()
 
     def _may_go(self, model: str, stock: _Stock) -> int:
         """Return how many of these items the upstream would take now."""
@@ -416,7 +417,9 @@ class LeasedWork:
 
     def wake_one(self) -> None:
         """Wake one runner, because one slot became free."""
-        self._waiting_runners.call_first()
+        if self._idle_count > 0:
+            self._idle_count -= 1
+            self._turns.release()
 
     def mark_done(self, state: LeasedSliceState) -> None:
         """Note that a call ended, in whatever way.
