@@ -20,6 +20,7 @@ from tidegate.core.budgets.budget import (
 )
 from tidegate.core.errors import LimitsUnavailable
 from tidegate.core.ports import Limits
+from tidegate.store.store import Store
 
 pytestmark = pytest.mark.anyio
 
@@ -258,6 +259,26 @@ async def test_a_settlement_that_cannot_be_meant_holds_up_no_other(limits: Limit
     await process.settle_grants([Settlement(grant.id, (one,), 0, 100, 40)])
     [more] = await process.debit([BudgetRequest((budget("gpu", minute(None, 1_000), Limit(Period.DAY)),), 60, 60)])
     assert more.requests == 60
+
+
+async def test_a_debit_that_cannot_be_released_holds_up_no_other(
+    limits: LimitsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its release fails each time, and not because the store is away."""
+    process, driver = await limits.faulty_process()
+
+    async def release(*_: object) -> None:
+        raise TypeError("this release cannot be meant")
+
+    monkeypatch.setattr(Store, "release_debit", release)
+    one = Budget(LimitBound.KEY, "key", (Limit(Period.LIFETIME, nano=1_000),), BudgetKind.MONEY)
+    await process.debit([BudgetRequest((one,), 1, 0, 400)])
+    driver.lost_after = 1
+    with pytest.raises(LimitsUnavailable):
+        await process.debit([BudgetRequest((one,), 1, 0, 400)])
+    assert (await limits.send(process, budget("other", minute(10)))).requests == 1
+    [grant] = await process.debit([BudgetRequest((one,), 1, 0, 201)])
+    assert grant.requests == 0, "what it took stays taken"
 
 
 async def test_a_process_that_reaches_no_store_raises_limits_unavailable(limits: LimitsWorld) -> None:

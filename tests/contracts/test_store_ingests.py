@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.contracts.store_world import LEASE_MS, MODEL, StoreWorld, plan_of
+from tests.contracts.test_store_budgets import rows
 from tests.support.store_verbs import slice_counts
 from tidegate.core.errors import LostRace
 from tidegate.core.input.turns import IngestLane
@@ -90,6 +91,18 @@ async def test_a_tenant_that_comes_late_to_a_lane_gets_no_arrears(world: StoreWo
     await world.clock.advance(1)
     order = await taken(world, 5)
     assert [job_id in theirs for job_id in order].index(False) <= 2
+
+
+async def test_the_place_of_a_tenant_is_forgotten_when_its_lane_has_passed_it(world: StoreWorld) -> None:
+    a, b = await world.caller("a"), await world.caller("b")
+    await input_of(world, a, 200_000)
+    for _ in range(2):
+        await input_of(world, b, 300_000)
+    places = "select tenant_id from ingest_turns order by place"
+    await taken(world, 2)
+    assert await rows(world, places) == [a.tenant_id, b.tenant_id]
+    await taken(world, 1)
+    assert await rows(world, places) == [b.tenant_id]
 
 
 async def test_several_are_taken_under_one_token_and_the_call_may_be_replayed(world: StoreWorld) -> None:

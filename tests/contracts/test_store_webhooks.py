@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contracts.store_world import LEASE_MS, START_MS, StoreWorld
+from tests.support.processes import wait_until_async
 from tidegate.core.callback_targets import CallbackReply
 from tidegate.core.errors import ApiProblem
 from tidegate.core.nouns import Caller, Job, JobWebhook, LineError
@@ -295,6 +296,27 @@ async def test_a_receiver_that_is_gone_disables_its_endpoint(world: StoreWorld) 
     enabled = await store.change_webhook_endpoint(caller.tenant_id, made.id, EndpointShape())
     assert enabled is not None
     assert (enabled.disabled_at, enabled.disabled_why) == (None, None)
+
+
+async def test_a_try_that_ends_while_another_process_disables_its_endpoint_is_the_last(
+    postgres_world: StoreWorld, shared_database: str
+) -> None:
+    world = postgres_world
+    caller, store, worker_id = await world.caller(), world.store, await world.worker()
+    await endpoint(world, caller)
+    await cancelled(world, caller)
+    [leased] = await lease(world, worker_id)
+    other = await asyncpg.connect(shared_database)
+    disabling = other.transaction()
+    await disabling.start()
+    await other.execute("update webhook_endpoints set disabled_at = 1, disabled_why = 'gone'")
+    recording = asyncio.create_task(store.record_webhook(leased, BROKEN, 5_000))
+    waits = "select count(*) from pg_locks where not granted and pid <> pg_backend_pid()"
+    await wait_until_async(lambda: other.fetchval(waits), 30, "the try to wait for its endpoint")
+    await disabling.commit()
+    await other.close()
+    assert await recording is DeliveryState.FAILED
+    assert not await store.any_webhook_due()
 
 
 async def test_an_endpoint_that_fails_for_days_is_disabled(world: StoreWorld) -> None:

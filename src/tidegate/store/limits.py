@@ -16,11 +16,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
+import structlog
+
 from tidegate.core.budgets.budget import BudgetRequest, Grant, Settlement
 from tidegate.core.budgets.deal import check
 from tidegate.core.errors import LimitsUnavailable, StoreUnavailable
 from tidegate.store.store import Store
 from tidegate.store.tenants.budgets import DebitAttempt
+
+log = structlog.get_logger(__name__)
 
 _ASKS_PER_DEBIT_MAX = 1_000
 _SETTLEMENTS_MAX = 10_000
@@ -113,10 +117,10 @@ class StoreLimits:
             await self._store.release_debit(self._doubtful)
         except StoreUnavailable:
             raise
-        except Exception:
-            # It would fail each time and block all later debits.
-            self._doubtful = None
-            raise
+        except Exception as error:
+            # It would fail each time and block all later debits. What it took stays taken, so the
+            # limits hold.
+            log.warning("debit_release_failed", kind=type(error).__name__, why=str(error))
         self._doubtful = None
 
     async def _release_soon(self) -> None:
