@@ -13,6 +13,7 @@ from tidegate.core.tide.controller import QUIET_TOKENS_MAX, Tide, TidePolicy
 from tidegate.core.tide.learner import SAFE_CALLS
 from tidegate.core.tide.prefill import MARGIN
 from tidegate.core.tide.signals import UNLIMITED_TOKENS, Decision, Ended, EngineSample, Signals
+from tidegate.core.tide.steps import StepCost
 
 POLICIES = st.builds(
     TidePolicy,
@@ -225,6 +226,19 @@ def test_the_swell_falls_while_batch_slows_others_down_and_rises_while_it_does_n
     after = Signals(10_100.0, interactive=0, interactive_awaiting=0, sample=sample)
     assert harmful.observe(after).calls < 16 < harmless.observe(after).calls
     assert harmful.slowdown > 0.06 > harmless.slowdown
+
+
+@pytest.mark.parametrize("sees_users", [True, False])
+def test_where_only_the_engine_shows_users_batch_may_slow_them_half_as_much(sees_users: bool) -> None:
+    """What batch does here slows them by more than half of what is allowed, and by less than all of it."""
+    tide = Tide(TidePolicy(256, slowdown_max=1.5 * StepCost().slowdown(20, 0.0)))
+    users, known = (4, 24) if sees_users else (None, 20)
+    for number in range(100):
+        sample = EngineSample(100.0 * number, known=known, running=24.0, waiting=0.0)
+        tide.observe(Signals(100.0 * number, in_flight=20, interactive=users, interactive_awaiting=0, sample=sample))
+    nothing_runs = EngineSample(10_000.0, known=0, running=0.0)
+    after = Signals(10_000.0, interactive=0, interactive_awaiting=0, sample=nothing_runs)
+    assert (tide.observe(after).calls > 16) == sees_users
 
 
 def test_traffic_that_never_ends_still_lets_batch_through_while_the_slowdown_allows() -> None:
