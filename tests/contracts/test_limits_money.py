@@ -184,7 +184,9 @@ async def test_a_free_call_passes_a_spent_budget_and_tokens_bind_beside_money(li
     process = await limits.process()
     both = budgets_of(LimitBound.KEY, "k", [Limit(Period.LIFETIME, 3, 100, nano=10)])
     assert [one.id for one in both] == ["key:k", "money:key:k"]
-    assert (await take(process, both, 10)).requests == 1
+    paying = await take(process, both, 10)
+    assert (paying.requests, paying.nano) == (1, 10)
+    assert (await take(process, both, 1)).spent == "money:key:k"
     assert (await take(process, both, 0)).requests == 1
     [tokens] = await process.debit([BudgetRequest(both, 1, 101, 0)])
     assert (tokens.requests, tokens.spent) == (0, "key:k")

@@ -26,6 +26,7 @@ from tidegate.core.errors import (
 from tidegate.core.nouns import Call
 from tidegate.upstream.budgets.budget_client import EXCEEDS_LIMIT
 from tidegate.upstream.calls.admission import Feedback
+from tidegate.upstream.calls.limit_notes import LimitNotes
 from tidegate.upstream.routing.deployment_state import DeploymentState
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +39,8 @@ class School:
         self.world = world
         self.state: DeploymentState = router._states["one"]
         self.feedback: Feedback = router._path._admissions._feedback
-        self.feedback._rests = cast(Any, self)
+        self.notes: LimitNotes = router._path._admissions._feedback._notes
+        self.feedback._rests = self.notes._rests = cast(Any, self)
         self.feedback._backpressure = cast(Any, self)
         self.published: list[tuple[str, int]] = []
         self.pressed: list[str] = []
@@ -125,6 +127,14 @@ async def test_longer_rests_and_failures_of_the_server_are_published_to_other_pr
             one.learn(error)
         one.feedback.answered(one.state)
         assert one.pressed == ["failed"] * 4 + ["answered"]
+
+
+async def test_a_limit_that_an_answer_shows_as_used_up_is_a_rest_for_other_processes_too() -> None:
+    async with school() as one:
+        limit = {"x-ratelimit-limit-requests": "9", "x-ratelimit-reset-requests": "7s"}
+        for left in ("1", "0"):
+            one.notes.note(one.state, {**limit, "x-ratelimit-remaining-requests": left}, one.world.call(), 1)
+        assert one.published == [("one", 7_000)]
 
 
 async def test_a_circuit_that_opens_or_closes_is_logged_once() -> None:
