@@ -322,6 +322,13 @@ async def test_a_question_for_another_run_is_not_asked(limits: LimitsWorld, priv
     await line.close()
 
 
+async def test_more_questions_than_go_out_at_once_are_all_answered(redis_url: str) -> None:
+    line = RedisLine(redis_url, ("take",), 5.0)
+    kinds = await asyncio.gather(*(line.call("take", f"t-many:{id(line)}:{one}", 1, 0, 1, 100) for one in range(300)))
+    assert {kind for kind, *_ in kinds} == {b"lend"}
+    await line.close()
+
+
 async def test_two_installations_on_one_redis_do_not_spend_each_others_budget(
     limits: LimitsWorld, private_redis: RedisServer
 ) -> None:
