@@ -209,6 +209,7 @@ LINES = [
             "another_code": change_line("error", lambda line: line["error"].update(code="batch_expired")),
             "other_words": change_line("error", lambda line: line["error"].update(message="No.")),
             "a_code_of_its_own": change_line("error", lambda line: line["error"].update(code="upstream_ambiguous")),
+            "failed_on_record": outcome("outcome = 'failed'", "outcome = 'cancelled'"),
         },
     ),
     *damages(
@@ -445,7 +446,11 @@ JOBS = [
             "stuck": both(
                 job("created_at = 1000, expires_at = 2000"),
                 sql("update workers set state = 'alive', alive_until = 9000000000000"),
-            )
+            ),
+            "stuck_though_its_bytes_can_be_written": both(
+                job("state = 'finalizing', expires_at = 1000 * unixepoch() - 600000"),
+                sql("update workers set state = 'alive', alive_until = 9000000000000"),
+            ),
         },
     ),
 ]
@@ -562,6 +567,11 @@ def test_no_prompt_and_no_answer_is_shown(world: JudgedWorld) -> None:
     report = world.judged_now("plain")
     assert {"line_shape", "input_unchanged"} <= set(report.violated)
     assert "canary-text" not in report.to_text() + json.dumps(report.to_json())
+
+
+def test_a_job_may_expire_because_it_did_not_begin_in_time(world: JudgedWorld) -> None:
+    job("expires_at = closing_at + 1000, begin_by = closing_at - 1")(world, world.jobs["expired"])
+    assert "moments" not in world.judged_now("expired").violated
 
 
 def test_files_that_were_deleted_are_no_violation(world: JudgedWorld) -> None:
