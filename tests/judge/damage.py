@@ -232,6 +232,27 @@ def add_call(
     return harm
 
 
+def replace_call(
+    change: Callable[[dict[str, Any]], list[dict[str, Any]]], choose: Callable[[dict[str, Any]], bool]
+) -> Harm:
+    """Other calls instead of one in the witness."""
+
+    def harm(world: JudgedWorld, job_id: str) -> None:
+        replaced = next(call for call in calls_of(world, job_id) if choose(call))
+        calls = [json.loads(line) for line in world.witness.read_text().splitlines()]
+        kept = [one for call in calls for one in (change(call) if call == replaced else [call])]
+        world.witness.write_text("".join(json.dumps(call) + "\n" for call in kept))
+
+    return harm
+
+
+def shared_twice(call: dict[str, Any]) -> list[dict[str, Any]]:
+    """A call that an item shares with others, and the same again."""
+    part, number = ids.split_item_id(call["idempotency_key"][:32]) or ("", 0)
+    shared = call | {"idempotency_key": f"batch_grp_{part}_{number}_{'0' * 16}"}
+    return [shared, shared | {"at": call["at"] + 0.01}]
+
+
 def later(seconds: float, **changes: Any) -> Callable[[dict[str, Any]], object]:
     return lambda call: call.update(at=call["at"] + seconds, **changes)
 

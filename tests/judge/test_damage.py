@@ -33,11 +33,13 @@ from tests.judge.damage import (
     other_job,
     other_number,
     outcome,
+    replace_call,
     reused,
     reworded,
     rewrite,
     rewrite_input,
     rewrite_merged,
+    shared_twice,
     sql,
     swap,
     swap_custom_ids,
@@ -491,6 +493,23 @@ CALLS = [
     *damages("plain", ["one_key"], {"another_key": add_call(other_hash)}, witness=True),
     *damages("plain", ["calls_known"], {"a_call_for_no_item": add_call(another_item)}, witness=True),
     *damages("plain", ["results_called"], {"an_answer_without_a_call": forget_calls}, witness=True),
+    *damages(
+        "mixed",
+        ["results_called"],
+        {
+            "a_refusal_of_the_gateways_own_after_a_call": both(
+                change_line("error", lambda line: line["response"]["body"]["error"].update(code="invalid_request"), 0),
+                replace_call(lambda call: [call | {"status": 503}], lambda call: call["status"] == 400),
+            )
+        },
+        witness=True,
+    ),
+    *damages(
+        "plain",
+        ["repeats_have_reasons"],
+        {"a_shared_call_made_again": replace_call(shared_twice, lambda call: True)},
+        witness=True,
+    ),
     *damages(
         "mixed",
         ["answers_kept"],
