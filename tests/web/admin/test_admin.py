@@ -151,6 +151,14 @@ def test_the_audit_holds_no_secret(desk: AdminDesk) -> None:
     assert "hash" not in json.dumps(listed)
 
 
+def test_times_of_a_key_are_shown_in_seconds(desk: AdminDesk) -> None:
+    made = desk.writer.post("/admin/v1/keys", json={"org": "acme", "expires_after_ms": 90_000}).json()
+    desk.writer.post(f"/admin/v1/keys/{made['id']}/revoke", json={})
+    shown = next(one for one in desk.reader.get("/admin/v1/keys").json()["data"] if one["id"] == made["id"])
+    assert {len(str(shown[name])) for name in ("created_at", "expires_at", "revoked_at")} == {10}
+    assert shown["expires_at"] >= shown["created_at"] + 90
+
+
 def test_why_batch_work_has_no_room_is_shown_in_the_words_of_each_process(start_web: Any) -> None:
     desk = AdminDesk(start_web(models={stages.MODEL: model_at(name="one")}))
     web, path = desk.web, f"/admin/v1/batches/{desk.our_batch}/explain"

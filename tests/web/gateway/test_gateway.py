@@ -201,9 +201,15 @@ def test_a_refusal_is_passed_on_in_the_doors_shape(world: GatewayWorld) -> None:
     refusal = b'{"error":{"message":"too long","type":"invalid_request_error","param":"messages","code":"context"}}'
     world.start(answers(refusal, 400))
     client = world.client()
+
+    def refused() -> int:
+        return sum(n for name, n in metrics.counted(metrics.interactive_calls).items() if name.endswith(",refused"))
+
+    before = refused()
     for stream in (True, False):
         answer = client.post(CHAT, json={**ASK, "stream": stream})
         assert (answer.status_code, answer.content) == (400, refusal)
+    assert refused() == before + 2
     messages = client.post(MESSAGES, json={**ASK, "max_tokens": 5})
     assert messages.status_code == 400
     assert messages.json()["type"] == "error"

@@ -19,7 +19,7 @@ from tests.support.ports import FairDice, HandClock
 from tests.support.processes import wait_until
 from tests.support.syncs import noted_syncs
 from tests.web.calls import LINES, create, is_error, upload
-from tests.web.server import CONTROL_TOKEN, OPERATOR, WebServer, model_at
+from tests.web.server import CONTROL_TOKEN, OPERATOR, PEPPER, WebServer, model_at
 from tidegate.core import keys
 from tidegate.core.deployments import Secret
 from tidegate.core.errors import ApiProblem, SettingsError
@@ -28,7 +28,7 @@ from tidegate.settings.groups import Auth
 from tidegate.stages.ingest.ingest import IngestStage
 from tidegate.stages.ingest.ingest_file import InputPasses
 from tidegate.web.admin.audit import AuditTrail
-from tidegate.web.admin.keys import KeyRequest, KeyRotation, make_key, rotate_key
+from tidegate.web.admin.keys import KeyRequest, KeyRotation, bootstrap_key, make_key, rotate_key
 from tidegate.web.doors import SCOPES
 from tidegate.web.http import auth
 from tidegate.web.http.auth import ADDRESS_FAILURES_MAX, DOUBTFUL_LOOK_UPS, KEY_FAILURES_MAX, Authenticator
@@ -105,6 +105,17 @@ def test_the_first_key_counts_at_once(web: WebServer) -> None:
         assert client.get(f"/v1/files/{file_id}").status_code == 200
     owners = "select t.name from files f join tenants t on t.id = f.tenant_id"
     assert web.statement(owners) == [("acme",)]
+
+
+def test_the_key_of_the_settings_is_made_in_a_store_without_keys_alone(web: WebServer) -> None:
+    first, second = (keys.make(secrets.token_bytes(keys.RANDOM_BYTES)).text for _ in range(2))
+    for text in (first, first, second):
+        web.run(bootstrap_key(AuditTrail(web.store, FairDice(), "settings"), FairDice(), PEPPER, text))
+    web.clock.ahead_ms += 2_001
+    assert get(web, first.reveal()).status_code == 200
+    is_error(get(web, second.reveal()), REFUSED)
+    with pytest.raises(SettingsError, match="is no key"):
+        web.run(bootstrap_key(AuditTrail(web.store, FairDice(), "settings"), FairDice(), PEPPER, Secret("sk-x")))
 
 
 def test_a_wrong_secret_under_a_right_name(web: WebServer) -> None:
