@@ -63,6 +63,7 @@ def test_one_that_cannot_be_used_takes_no_other_with_it(tmp_path: Path) -> None:
         ("deployment", "good", PLACE),
     )
     assert [one.name for one in found.deployments] == ["good"]
+    assert found.resources == []
     assert {name for _, name in found.unusable} >= {"keyless", "fileless", "newer", "torn", "a"}
     assert "which is not set" in found.unusable["deployment", "keyless"]
     assert "cannot be read" in found.unusable["deployment", "fileless"]
@@ -80,6 +81,7 @@ def test_a_loop_over_settings_and_added_ones_is_broken_where_it_was_added(tmp_pa
     [
         ("deployment", "d", {**PLACE, "name": "e"}, "name is given beside the document"),
         ("deployment", "d", {**PLACE, "metrics_url": "ftp://h/metrics"}, "metrics_url must be a URL"),
+        ("deployment", "d", {**PLACE, "metrics_url": "http://user:key@h/metrics"}, "metrics_url must be a URL"),
         ("deployment", "d", {"model": "m"}, "url"),
         ("deployment", " d", PLACE, "1 to 255 printable characters"),
         ("deployment", "d" * 256, PLACE, "1 to 255 printable characters"),

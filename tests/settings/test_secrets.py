@@ -36,6 +36,7 @@ def test_a_literal_works_with_a_warning_that_does_not_repeat_it(tmp_path: Path) 
     loaded = load_text(tmp_path, f"upstream:\n  api_key: {KEY}\n")
     assert loaded.settings.upstream.api_key is not None
     assert loaded.settings.upstream.api_key.reveal() == KEY
+    assert load(tmp_path / "tidegate.yaml", None, {}, {}, calls_models=False).warnings == loaded.warnings
     assert loaded.warnings == (
         f"upstream.api_key [{tmp_path / 'tidegate.yaml'}:2] holds a secret in plain text; use env:NAME or file:PATH instead.",
     )

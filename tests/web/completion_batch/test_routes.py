@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.web import stages
-from tests.web.calls import kept
+from tests.web.calls import kept, upload
 from tests.web.server import NOWHERE, WebServer
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.ids import item_id
@@ -294,6 +294,20 @@ def test_an_idempotency_key_makes_one_batch(client: httpx2.Client) -> None:
     refused(client.post(PLACE, json=body_of(SAYS_HI), headers=same), 422, "IDEMPOTENCY_KEY_REUSED", "Idempotency-Key")
 
 
+def test_an_upload_may_have_the_same_idempotency_key(client: httpx2.Client) -> None:
+    same = {"Idempotency-Key": "of-both"}
+    file_id = upload(client, **same)
+    assert client.post(PLACE, json=body_of(), headers=same).status_code == 201
+    assert upload(client, **same) == file_id
+
+
+def test_an_item_is_found_under_its_own_batch_alone(web: WebServer, client: httpx2.Client) -> None:
+    ours, other = ended(web, client), ended(web, client)
+    assert client.get(f"{PLACE}/{ours}/{item_id(ours, 1)}").status_code == 200
+    for strange in (item_id(other, 1), item_id(ours, 2)):
+        refused(client.get(f"{PLACE}/{ours}/{strange}"), 404, "COMPLETION_BATCH_ITEM_NOT_FOUND", "itemId")
+
+
 def test_a_key_that_is_used_for_something_else_leaves_the_first_batch_whole(
     web: WebServer, client: httpx2.Client
 ) -> None:
@@ -402,6 +416,22 @@ def test_a_callback_about_a_batch_that_is_there_shows_it_and_its_items(web: WebS
     shown = json.loads(web.run(bodies.event_body(of_item)))
     assert (shown["event"], shown["payload"]["itemId"]) == ("ITEM_UPDATE", item_id(batch_id, 0))
     assert shown["payload"]["response"] is not None
+
+
+def test_a_callback_that_would_be_too_large_names_what_it_omits(web: WebServer, client: httpx2.Client) -> None:
+    batch_id = ended(web, client)
+    delivery = LeasedDelivery("evt", "whk", "", batch_id, "item.completed", 0, 0, "", (), 0, "", item=0)
+    whole = web.run(CallbackBodies(web.store, web.blobs, 1 << 20).event_body(delivery))
+    payload = json.loads(whole)["payload"]
+    request_bytes = len(json.dumps(payload["request"], separators=(",", ":")))
+    for bytes_max, omitted in (
+        (len(whole), []),
+        (len(whole) - 1, ["response"]),
+        (2 * request_bytes - 1, ["response", "request"]),
+    ):
+        body = json.loads(web.run(CallbackBodies(web.store, web.blobs, bytes_max).event_body(delivery)))
+        assert body.get("omitted", []) == omitted
+        assert body["payload"] == payload | dict.fromkeys(omitted)
 
 
 def test_a_create_that_goes_on_reading_its_events(web: WebServer, client: httpx2.Client) -> None:

@@ -140,6 +140,19 @@ def test_a_session_ends_with_its_time_and_with_its_key(console: Console) -> None
     assert reader.get("/console").status_code == 303
 
 
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_a_session_ends_when_its_key_does(console: Console, end: str) -> None:
+    reader, key_id = console.signed_in(console.reader_key), str(keys.public_id_of(console.reader_key))
+    store = console.web.store
+    if end == "revoked":
+        assert console.web.run(store.revoke_key(key_id))
+    else:
+        assert console.web.run(store.change_key(key_id, KeyRights(expires_at=console.web.clock.now_ms() + 1_000)))
+        assert reader.get("/console").status_code == 200
+        console.web.clock.ahead_ms += 1_001
+    assert reader.get("/console").status_code == 303
+
+
 def test_a_session_is_held_to_where_its_key_may_be_used(start_web: Any) -> None:
     console = Console(start_web(server={"trusted_proxies": ("127.0.0.1",)}))
     writer = console.signed_in(console.writer_key)
@@ -198,11 +211,12 @@ def test_an_action_needs_the_scope_the_token_and_our_own_page(console: Console) 
         writer.post(path, data={"csrf": token}, headers={"Origin": "https://evil.example"}),
         writer.post(path, data={"csrf": token}, headers={"Origin": "null"}),
         writer.post(path, data={"csrf": token}, headers={"Sec-Fetch-Site": "cross-site"}),
+        writer.post(path, data={"csrf": token}, headers={"Sec-Fetch-Site": "same-site"}),
         writer.post(path, json={"csrf": token}),
         writer.post(path, data={"csrf": token, "x": "y" * 20_000}),
         console.web.client().post(path, data={"csrf": token}),
     ]
-    assert [one.status_code for one in refusals] == [403, 403, 403, 403, 403, 403, 415, 413, 303]
+    assert [one.status_code for one in refusals] == [403, 403, 403, 403, 403, 403, 403, 415, 413, 303]
     assert console.web.job(console.batch).paused_at is None
     assert "Pause" not in reader.get(page).text
     done = writer.post(path, data={"csrf": token}, headers={"Origin": console.web.url, "Sec-Fetch-Site": "same-origin"})
@@ -215,6 +229,7 @@ def test_an_action_needs_the_scope_the_token_and_our_own_page(console: Console) 
 
 def test_a_session_that_was_signed_out_of_is_over_for_every_copy_of_its_cookie(console: Console) -> None:
     reader, other = console.signed_in(console.reader_key), console.signed_in(console.reader_key)
+    assert reader.post("/console/sign-out", data={"csrf": csrf_of(other, "/console")}).status_code == 403
     out = reader.post("/console/sign-out", data={"csrf": csrf_of(reader, "/console")})
     assert (out.status_code, out.headers["location"]) == (303, "/console/sign-in")
     assert 'tidegate=""' in out.headers["set-cookie"]
@@ -338,7 +353,8 @@ def test_without_keys_this_machine_may_look(start_web: Any) -> None:
     assert client.get("/console", headers={"X-Forwarded-For": "9.9.9.9"}).status_code == 403
     assert client.get("/console", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     made = create(client, upload(client))["id"]
-    assert client.post(f"/console/batches/{made}/cancel", data={"csrf": ""}).status_code == 403
+    for path in (f"/console/batches/{made}/cancel", "/console/sign-out"):
+        assert client.post(path, data={"csrf": ""}).status_code == 403
 
 
 def test_no_page_shows_signed_out_while_the_store_is_gone(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
