@@ -295,7 +295,7 @@ def test_an_idempotency_key_makes_one_batch(client: httpx2.Client) -> None:
 
 
 def test_an_upload_may_have_the_same_idempotency_key(client: httpx2.Client) -> None:
-    same = {"Idempotency-Key": "of-both"}
+    same: Any = {"Idempotency-Key": "of-both"}
     file_id = upload(client, **same)
     assert client.post(PLACE, json=body_of(), headers=same).status_code == 201
     assert upload(client, **same) == file_id

@@ -9,6 +9,7 @@ from starlette.types import Message
 
 from tests.support.ports import HandClock
 from tidegate.core.errors import ApiProblem
+from tidegate.web.http import intake
 from tidegate.web.http.intake import BodyRoom, Intake
 
 pytestmark = pytest.mark.anyio
@@ -19,11 +20,12 @@ OVER = ApiProblem(413, "too_large", "Send less.")
 class Sender:
     """Sends a body in these pieces, and notes how much room is taken as each is asked for."""
 
-    def __init__(self, pieces: Sequence[bytes], declared: int | None) -> None:
+    def __init__(self, pieces: Sequence[bytes], declared: int | None, *, waits: bool = False) -> None:
         self.room = BodyRoom(1_000, 1_000)
         self.taken = list[int]()
         self._pieces = list(pieces)
         headers = {b"transfer-encoding": b"chunked"} if declared is None else {b"content-length": b"%d" % declared}
+        headers |= {b"expect": b"100-continue"} if waits else {}
         self.intake = Intake(self._receive, headers, HandClock(), self.room)
 
     async def _receive(self) -> Message:
@@ -49,3 +51,15 @@ async def test_a_body_that_says_it_is_too_large_takes_no_room_and_is_not_read() 
         await sender.intake.whole(6, OVER)
     assert problem.value is OVER
     assert (sender.taken, sender.room.taken_bytes) == ([], 0)
+
+
+@pytest.mark.parametrize(("waits", "received"), [(False, 6), (True, 0)])
+async def test_the_rest_of_a_body_is_received_up_to_a_bound_and_not_from_a_client_that_waits_for_a_word(
+    monkeypatch: pytest.MonkeyPatch, waits: bool, received: int
+) -> None:
+    monkeypatch.setattr(intake, "DRAIN_BYTES_MAX", 5)
+    sender = Sender([b"abc"] * 9, 27, waits=waits)
+    await sender.intake.drain()
+    assert sender.intake.received_bytes == received
+    await sender.intake.drain()
+    assert sender.intake.received_bytes == received, "once"
