@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 from msgspec.structs import fields
 
-from tidegate.cli.run import run_again
+from tidegate.cli.run import run_again, run_changed
 from tidegate.cli.terminal import results
 from tidegate.cli.terminal.input_file import RunOptions
+from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import JobControls, MaxErrors, RetryChoice
 from tidegate.core.nouns import Job, Usage
 from tidegate.core.states import JobState
@@ -108,6 +110,16 @@ class Kept:
         parts: Any = self
         return uvloop.run(run_again.history_from(next(iter(self._jobs)), parts))
 
+    def error_lines(self) -> list[bytes]:
+        """The failed lines of the run, as they are delivered."""
+        parts: Any = self
+        history = self.history()
+
+        async def read() -> list[bytes]:
+            return [line async for line in history.error_lines(parts)]
+
+        return uvloop.run(read())
+
     def runs_again(self, *, retry_failed: bool = False) -> dict[str, RetryChoice]:
         found = run_again.retries(self.history(), OPTIONS, retry_failed=retry_failed)
         return {job.id: choice for job, choice in found}
@@ -127,6 +139,29 @@ def test_lines_of_one_code_run_again_by_themselves_only_if_none_of_them_was_refu
     assert kept.runs_again(retry_failed=True) == {"a": run_again.NO_ANSWER}
 
 
+def test_a_line_without_an_id_of_its_own_stays_failed_and_does_not_run_again(kept: Kept) -> None:
+    kept.keep("a", AWAY, (0, "duplicate_custom_id"))
+    assert kept.runs_again(retry_failed=True) == {"a": run_again.NO_ANSWER}
+    kept.keep("b", retry_choice=RetryChoice(("failed",), ("upstream_unavailable",)), answered_count=1, item_count=1)
+    kept.keep("a", AWAY, (0, "duplicate_custom_id"), retried_by=("b",))
+    assert kept.runs_again(retry_failed=True) == {}
+    assert [b"duplicate_custom_id" in line for line in kept.error_lines()] == [True]
+
+
+def test_a_run_of_several_batches_has_the_answers_tokens_and_bytes_of_all(kept: Kept) -> None:
+    one: dict[str, Any] = {
+        "output_bytes": 10,
+        "error_bytes": 20,
+        "cost_nano": 5,
+        "answered_count": 1,
+        "usage": Usage(1, 2, 3, 4),
+    }
+    found = run_again.whole([batch("a", item_count=7, **one), batch("b", item_count=2, ordered=True, **one)])
+    assert (found.id, found.item_count, found.answered_count, found.cost_nano) == ("b", 7, 2, 10)
+    assert (found.output_bytes, found.error_bytes, found.usage) == (20, 40, Usage(2, 4, 6, 8))
+    assert not found.ordered, "the answers of one batch come after those of another"
+
+
 def test_lines_that_two_later_batches_ran_again_are_those_of_the_latest(kept: Kept) -> None:
     everything, broken = RetryChoice(("failed",)), RetryChoice(("failed",), ("broken",))
     kept.keep("a", BROKE, AWAY, retried_by=("b", "c"))
@@ -144,3 +179,53 @@ def test_a_batch_that_ended_before_it_ran_anything_answered_none_of_the_lines(ke
     kept.keep("b", item_count=0, state=JobState.FAILED, retry_choice=run_again.NO_ANSWER)
     assert [job.id for job in kept.history().jobs] == ["a"]
     assert kept.runs_again() == {"a": RetryChoice(("failed",), ("broken",))}
+
+
+class Series:
+    """The batches of a series, newest first, as a store finds them."""
+
+    tenant_id = "tenant"
+    settings = SimpleNamespace(store=SimpleNamespace(is_postgresql=False))
+
+    def __init__(self, *found: Job) -> None:
+        self._found = found
+        self.store = self
+        self.cancelled: list[str] = []
+        self.notified = 0
+        self.wakes = SimpleNamespace(jobs=self)
+
+    async def search_jobs(self, *_: object, **__: object) -> list[Job]:
+        return list(self._found)
+
+    async def cancel_job(self, tenant_id: str, job_id: str) -> None:
+        self.cancelled.append(job_id)
+        if job_id == "ends":
+            raise ApiProblem(409, "batch_not_cancellable", "It ends already.")
+
+    def notify(self) -> None:
+        self.notified += 1
+
+
+def test_of_the_last_version_with_answers_the_batch_that_has_most_of_them_is_kept() -> None:
+    retry: dict[str, Any] = {"input_file_id": "second", "retry_of": "b"}
+    series: Any = Series(
+        batch("f", input_file_id="third", state=JobState.FAILED),
+        batch("e", answered_count=0, **retry),
+        batch("d", answered_count=3, **retry),
+        batch("c", answered_count=1, **retry),
+        batch("b", answered_count=5, input_file_id="second"),
+        batch("a", answered_count=9, input_file_id="first"),
+    )
+    found = uvloop.run(run_changed.find_answered(series, "series"))
+    assert found is not None
+    assert found.id == "d"
+
+
+def test_every_open_batch_of_another_version_is_ended_though_one_ends_already() -> None:
+    series: Any = Series(
+        *(batch(name, state=JobState.IN_PROGRESS, input_file_id=name) for name in ("ends", "runs")), batch("ended")
+    )
+    outdated = uvloop.run(run_changed.end_outdated(series, "series", None))
+    assert [job.id for job in outdated] == series.cancelled == ["ends", "runs"]
+    assert series.notified == 1, "their workers learn it at once"
+    assert uvloop.run(run_changed.end_outdated(Series(), "series", None)) == []  # type: ignore[arg-type]

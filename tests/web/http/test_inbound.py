@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -347,13 +347,20 @@ def test_of_idle_connections_those_are_closed_that_were_idle_longest(monkeypatch
             state = inbound._fares(accepted)
             return 0.0 if state is None else state.silent_s
 
-        watch = InboundConnections(listener.getsockname()[1], 4, 60.0, set())
-        old = [connected() for _ in range(3)]
+        watch = InboundConnections(listener.getsockname()[1], 8, 5_000.0, set())
+        # Of this one's answer some is still in the kernel: it is not idle.
+        _, taking = connected()
+        taking.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                taking.send(bytes(65_536))
+        old = [connected() for _ in range(6)]
         watch.look(0.0)
         wait_until(lambda: all(silent_s(accepted) > 0 for _, accepted in old), 20, "the kernel's clock to move")
         young, _ = connected()
         watch.look(1_000.0)
-        assert [client.recv(1) for client, _ in old] == [b""] * 3
+        assert [client.recv(1) for client, _ in old] == [b""] * 6
+        assert inbound._fares(taking) is not None, "it is open"
         young.setblocking(False)
         with pytest.raises(BlockingIOError):
             young.recv(1)

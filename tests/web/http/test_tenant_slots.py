@@ -43,6 +43,7 @@ async def test_so_many_wait_for_a_slot_and_one_more_is_refused_without_a_wait() 
         assert not slots.are_taken("globex"), "nor does it hold up another tenant"
         await end(*waiting)
     assert not slots.are_taken("acme")
+    assert not slots._lines, "nothing is kept of a tenant that has nothing under way"
 
 
 async def test_one_that_leaves_when_its_turn_has_come_passes_the_slot_on() -> None:
