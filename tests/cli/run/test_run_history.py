@@ -11,12 +11,13 @@ import pytest
 import uvloop
 from msgspec.structs import fields
 
-from tidegate.cli.run import run_again, run_changed
+from tidegate.cli.run import run_again, run_changed, run_job
 from tidegate.cli.terminal import results
 from tidegate.cli.terminal.input_file import RunOptions
+from tidegate.cli.terminal.signals import Stopping
 from tidegate.core.errors import ApiProblem
 from tidegate.core.job_controls import JobControls, MaxErrors, RetryChoice
-from tidegate.core.nouns import Job, Usage
+from tidegate.core.nouns import Job, LineError, Usage
 from tidegate.core.states import JobState
 
 
@@ -229,3 +230,30 @@ def test_every_open_batch_of_another_version_is_ended_though_one_ends_already() 
     assert [job.id for job in outdated] == series.cancelled == ["ends", "runs"]
     assert series.notified == 1, "their workers learn it at once"
     assert uvloop.run(run_changed.end_outdated(Series(), "series", None)) == []  # type: ignore[arg-type]
+
+
+def test_a_batch_of_chosen_lines_that_was_refused_leaves_the_run_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = batch("a", state=JobState.COMPLETED, item_count=3, answered_count=1, failed_count=2)
+    why = (LineError("input_file_gone", "The input file is gone."),)
+    refused = batch("b", state=JobState.FAILED, errors=why)
+    history = run_again.History((first,), ())
+
+    async def known(*_: object) -> run_again.History:
+        return history
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    async def begun(*_: object) -> Job:
+        return refused
+
+    monkeypatch.setattr(run_job, "_known_history", known)
+    monkeypatch.setattr(run_job, "_retries", lambda *_: [(first, run_again.NO_ANSWER)])
+    monkeypatch.setattr(run_job, "_check_and_say", nothing)
+    monkeypatch.setattr(run_job, "_retry", begun)
+    monkeypatch.setattr(run_job, "_watch", begun)
+    anything: Any = SimpleNamespace(router=None)
+    assert uvloop.run(run_job._run(anything, [], anything, Stopping())) == ([first], 1)
+    assert "The input file is gone." in capsys.readouterr().err
