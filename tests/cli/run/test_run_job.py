@@ -118,6 +118,17 @@ def test_earlier_answers_that_cannot_be_kept_are_left_out_and_any_other_refusal_
     assert [one or None for one in seen] == asked
 
 
+@pytest.mark.parametrize("rejected_at", ["http://a", "http://b"])
+def test_a_server_that_went_away_is_not_taken_for_one_that_rejects_our_key(rejected_at: str) -> None:
+    def status(url: str) -> Any:
+        return SimpleNamespace(url=url, is_key_rejected=url == rejected_at)
+
+    working: Any = SimpleNamespace(router=SimpleNamespace(status=lambda: [status("http://a"), status("http://b")]))
+    words = run_job._where_it_is(working, "", "http://a", "it is so")
+    assert words.startswith("The model server refuses our key: it is so.") == (rejected_at == "http://a")
+    assert run_job._where_it_is(working, "http://a", "", "").endswith("is back: http://a")
+
+
 def test_where_other_processes_may_run_a_series_its_open_batches_are_left_alone() -> None:
     shared = load(None, None, {"store.url": "postgresql://u@127.0.0.1:1/d"}, {}).settings
     parts: Any = SimpleNamespace(settings=shared)
