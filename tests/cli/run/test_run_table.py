@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.run.test_run_history import batch
+from tests.support.syncs import noted_syncs
 from tidegate.cli.run import run_job, run_table, template
 from tidegate.cli.run.tables import RowTable
 from tidegate.cli.terminal import input_file, summary
@@ -39,6 +40,7 @@ class Parts:
         number = len(self.controls) + 1
         self.controls.append(errand.run_options.controls)
         code = self.exit_codes[number - 1]
+        assert not any(path and path.exists() for path in (errand.targets.results, errand.targets.errors))
         body = {"choices": [{"message": {"content": f"answer {number}"}}]}
         response = {"status_code": 500, "body": {"error": {"message": "no"}}} if code else {"body": body}
         path = errand.targets.errors if code else errand.targets.results
@@ -64,8 +66,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_parts")
 def test_each_part_gets_what_those_before_left_of_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Parts(tmp_path)
+    parts, synced = Parts(tmp_path), noted_syncs(monkeypatch)
     ending, code = parts.run(monkeypatch)
+    assert [path.name[:9] for path in synced] == [".out.csv.", tmp_path.name[:9]], "the table, and then its name"
     assert ending is not None
     assert [one.max_cost_nano for one in parts.controls] == [25, 15, 5, 1], "a bound that is spent is not left out"
     assert [one.max_errors for one in parts.controls] == [MaxErrors(2), MaxErrors(1), MaxErrors(1), MaxErrors(1)]

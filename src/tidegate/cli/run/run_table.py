@@ -292,3 +292,4 @@ def _take_name(temporary: Path, target: Path) -> None:
     if target.exists() and not filecmp.cmp(temporary, target, shallow=False):
         results.set_aside(target)
     os.replace(temporary, target)
+    results.sync_directory(target.parent)

@@ -88,7 +88,7 @@ async def save(chunks: AsyncIterator[bytes], path: Path) -> int:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise cannot_be_written(str(path), error) from error
     finally:
@@ -195,7 +195,8 @@ def cannot_be_written(name: str, error: OSError) -> SettingsError:
     )
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
