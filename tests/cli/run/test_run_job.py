@@ -119,7 +119,7 @@ def test_earlier_answers_that_cannot_be_kept_are_left_out_and_any_other_refusal_
 
 
 @pytest.mark.parametrize("rejected_at", ["http://a", "http://b"])
-def test_a_server_that_went_away_is_not_taken_for_one_that_rejects_our_key(rejected_at: str) -> None:
+def test_a_server_that_is_away_is_not_taken_for_one_that_rejects_our_key(rejected_at: str) -> None:
     def status(url: str) -> Any:
         return SimpleNamespace(url=url, is_key_rejected=url == rejected_at)
 
