@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.tidegate import chat_line
 from tidegate import service
-from tidegate.cli.run import run_changed, run_job
+from tidegate.cli.run import run_changed, run_dry, run_job
 from tidegate.cli.run.run_again import ALL_FAILED
 from tidegate.cli.terminal import input_file
 from tidegate.core.errors import ApiProblem, SettingsError
@@ -116,6 +116,21 @@ def test_earlier_answers_that_cannot_be_kept_are_left_out_and_any_other_refusal_
         with pytest.raises(ApiProblem, match="cannot be"):
             uvloop.run(making)
     assert [one or None for one in seen] == asked
+
+
+def test_a_dry_run_keeps_no_copy_of_its_input(tmp_path: Path) -> None:
+    errand = errand_of(tmp_path)
+    estimate, before = uvloop.run(run_dry._estimate(errand))
+    assert (estimate.item_count, before) == (1, None)
+
+    async def kept_files() -> list[Any]:
+        async with service.estimating(errand.settings) as estimating:
+            parts = estimating.parts
+            return (
+                await parts.store.list_files(parts.tenant_id, after=None, count_max=9, order="desc", purpose=None) or []
+            )
+
+    assert uvloop.run(kept_files()) == []
 
 
 @pytest.mark.parametrize("rejected_at", ["http://a", "http://b"])

@@ -442,6 +442,8 @@ def test_a_placeholder_alone_keeps_its_type_and_one_in_a_text_is_written_out(tmp
         ("a.csv", "a,b\n1\n", "row 1 has 1 cells where the header has 2"),
         ("a.csv", "a,b\n1\n", "put a cell with commas in it in quotes"),
         ("a.csv", 'a\nx\n"open\nmore', 'begins at line 3: a cell begins with " and the file ends before it does'),
+        ("a.csv", 'a\n"x\ny"\n"z"q\n', "begins at line 4: "),
+        ("a.csv", "a,b\n\n1\n", "row 2 has 1 cells"),
         ("a.csv", f"a\n{'x' * 50}\n", "begins at line 2: a cell has more than 40 characters"),
         ("a.csv", 'a\n"x"y\n', r"begins at line 2: .*write a cell that has commas, quotes or lines"),
         ("a.csv", "a\n1\ncaf\udce9\n", "line 3 is not UTF-8: save the table as UTF-8"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
 from tests.support.syncs import noted_syncs
 from tests.support.tidegate import behaving, chat_line
-from tidegate.cli.server.backup import _back_up
-from tidegate.settings import load
+from tidegate import service
+from tidegate.cli.run import run_job
+from tidegate.cli.server.backup import _back_up, _copy_all, _restore
+from tidegate.cli.terminal import input_file
+from tidegate.core.errors import BlobError
+from tidegate.settings import Settings, load
 
 
 def blob_paths(data: Path) -> list[Path]:
@@ -93,6 +98,49 @@ def test_a_restore_that_was_cut_short_is_made_again(desk: Desk) -> None:
     first.rename(first.with_name(first.name + ".part"))
     desk.done("restore", "copy", "--data", "again")
     desk.done("doctor", "--upstream", desk.engine.url, "--data", "again")
+
+
+async def stored_file(settings: Settings, path: Path) -> None:
+    """Keep one file in the store of these settings."""
+    source = input_file.read_input(str(path), path.parent, 1 << 20)
+    options = input_file.RunOptions("/v1/chat/completions")
+    begin = run_job.Begin(fresh=False, retry_failed=False, wait=False, is_checked=False)
+    errand = run_job.Errand(settings, source, input_file.Targets(None, None), options, begin, "", "")
+    async with service.estimating(settings) as estimating:
+        await run_job.send_in(errand, estimating.parts, estimating.reception)
+
+
+@pytest.fixture
+def small_store(tmp_path: Path) -> Settings:
+    settings = load(None, tmp_path / "data", {"upstream.url": "http://127.0.0.1:9/v1"}, {}).settings
+    path = tmp_path / "in.jsonl"
+    path.write_text(chat_line("a", "hi") + "\n")
+    uvloop.run(stored_file(settings, path))
+    return settings
+
+
+def test_of_bytes_that_an_earlier_try_copied_only_those_are_kept_that_are_whole_and_needed(
+    small_store: Settings, tmp_path: Path
+) -> None:
+    """The store is copied again when bytes were deleted meanwhile; a log may have grown by then."""
+    [blob] = blob_paths(small_store.data_dir)
+    folder = tmp_path / "copy" / "blobs"
+    folder.mkdir(parents=True)
+    (folder / blob.name).write_bytes(blob.read_bytes()[:5])
+    (folder / ("blob_" + "0" * 22)).write_bytes(b"of a file that is deleted")
+    uvloop.run(_copy_all(small_store, small_store.data_dir / "tidegate.db", tmp_path / "copy"))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {blob.name: blob.read_bytes()}
+
+
+def test_a_restore_of_a_backup_that_lacks_bytes_says_so(small_store: Settings, tmp_path: Path) -> None:
+    uvloop.run(_back_up(small_store, tmp_path / "copy"))
+    manifest = json.loads((tmp_path / "copy/manifest.json").read_text())
+    [blob] = [name for name in manifest["files"] if name.startswith("blobs/")]
+    del manifest["files"][blob]
+    (tmp_path / "copy/manifest.json").write_text(json.dumps(manifest))
+    again = load(None, tmp_path / "again", {"upstream.url": "http://127.0.0.1:9/v1"}, {}).settings
+    with pytest.raises(BlobError, match=f"missing after the restore, such as {blob.removeprefix('blobs/')}"):
+        uvloop.run(_restore(again, tmp_path / "copy"))
 
 
 def test_a_database_of_its_own_is_backed_up_with_its_own_tools(desk: Desk) -> None:
