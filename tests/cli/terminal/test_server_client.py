@@ -7,13 +7,16 @@ import json
 import os
 import re
 import stat
+from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
 from tests.support.tidegate import behaving, chat_line, requests
 from tidegate.cli.terminal.server_client import RemoteServer
+from tidegate.core.errors import SettingsError
 
 
 def test_looking_at_batches_while_a_server_runs_them(serving: Serving) -> None:
@@ -414,3 +417,36 @@ def test_a_batch_whose_input_was_refused_is_not_reported_to_have_answers(serving
     serving.desk.done("batches", "watch", batch, code=1)
     refused = serving.desk.done("batches", "retry", batch, code=2)
     assert "Its input was refused, so no request ran" in refused.stderr()
+
+
+class Listing(RemoteServer):
+    """A server that lists five entries, two on a page."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", None)
+        self.asked: list[str] = []
+
+    async def get(self, path: str, answer: Any, tenant: str | None = None) -> Any:
+        self.asked.append(path)
+        first = 2 * len(self.asked) - 1
+        data = [{"id": f"a&b {number}"} for number in range(first, min(first + 2, 6))]
+        return {"data": data, "has_more": first < 5, "last_id": data[-1]["id"]}
+
+
+@pytest.mark.parametrize(("path", "sign"), [("/v1/batches", "?"), ("/v1/batches?org=acme", "&")])
+def test_a_list_is_read_page_by_page(path: str, sign: str) -> None:
+    server = Listing()
+    listed = asyncio.run(server.pages(path))
+    assert [one["id"] for one in listed] == [f"a&b {number}" for number in range(1, 6)]
+    first = f"{path}{sign}limit=100"
+    assert server.asked == [first, f"{first}&after=a%26b%202", f"{first}&after=a%26b%204"]
+    assert len(asyncio.run(Listing().pages(path, count_max=3))) == 3
+
+
+def test_another_server_is_asked_for_no_organization_by_name() -> None:
+    async def ask() -> None:
+        async with RemoteServer("http://127.0.0.1:9", None).session("acme", aiohttp.ClientTimeout(1)):
+            pass
+
+    with pytest.raises(SettingsError, match="at another server the key says which"):
+        asyncio.run(ask())
