@@ -100,6 +100,18 @@ async def test_a_rest_is_known_to_other_processes_and_a_shorter_one_changes_noth
     assert two.current()["gpu"] >= until_ms
 
 
+async def test_rests_of_another_installation_on_the_same_redis_are_not_ours(
+    shared: Callable[[], Awaitable[RedisShared]], redis_url: str
+) -> None:
+    one, two = await shared(), await shared()
+    one.publish("gpu", 3_600_000)
+    await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "the rest to arrive")
+    theirs = RedisShared(redis_url, f"t-{secrets.token_hex(8)}", SystemClock(), SystemEntropy())
+    await theirs._ask_rests()
+    assert theirs.current() == {}
+    await theirs.close()
+
+
 async def test_without_redis_everything_goes_on_in_this_process(private_redis: RedisServer) -> None:
     one = RedisShared(private_redis.url, "t", SystemClock(), SystemEntropy())
     two = RedisShared(private_redis.url, "t", SystemClock(), SystemEntropy())
