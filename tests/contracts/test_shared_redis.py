@@ -11,6 +11,8 @@ import pytest
 from tests.support.ports import HandClock
 from tests.support.processes import wait_until_async
 from tests.support.redis import RedisServer
+from tidegate.backends import shared_redis
+from tidegate.backends.redis_line import ended
 from tidegate.backends.shared_redis import LocalRests, RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
 from tidegate.core.ports import Listener, Rests, Wake
@@ -85,6 +87,13 @@ async def test_a_longer_rest_always_wins(kind: str, redis_url: str) -> None:
     assert rests.current() == {}
 
 
+async def test_no_rest_is_longer_than_a_day() -> None:
+    """A server that names a moment in another century is asked again tomorrow."""
+    rests = LocalRests(HandClock(1_000.0))
+    rests.publish("gpu", 10**13)
+    assert rests.current() == {"gpu": 1_000.0 + 24 * 3_600_000}
+
+
 async def test_a_rest_is_known_to_other_processes_and_a_shorter_one_changes_nothing(
     shared: Callable[[], Awaitable[RedisShared]],
 ) -> None:
@@ -98,6 +107,24 @@ async def test_a_rest_is_known_to_other_processes_and_a_shorter_one_changes_noth
     await wait_until_async(lambda: "other" in two.current(), LONG_S, "the other rest")
     await wait_until_async(lambda: third.current()["gpu"] > until_ms - 60_000, LONG_S, "the longer rest to win")
     assert two.current()["gpu"] >= until_ms
+
+
+@pytest.mark.parametrize("by", ["its subscription", "its poll"])
+async def test_a_rest_whose_message_was_lost_is_learned(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(shared_redis, "_POLL_S", 0.01)
+    name = f"t-{secrets.token_hex(8)}"
+    one, two = (RedisShared(redis_url, name, SystemClock(), SystemEntropy()) for _ in range(2))
+    one.publish("gpu", 3_600_000)
+    await one._tell_rests()
+    listener = two.listen()
+    learning = asyncio.create_task(two._listen_once() if by == "its subscription" else two._tell())
+    await wait_until_async(lambda: "gpu" in two.current(), LONG_S, "the rest to be learned")
+    assert await was_notified(listener) == (by == "its subscription"), "a ring may have been lost, too"
+    await ended(learning)
+    await one.close()
+    await two.close()
 
 
 async def test_rests_of_another_installation_on_the_same_redis_are_not_ours(
