@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from tests.support.processes import wait_until_async
 from tidegate.backends import blobs_local
 from tidegate.backends.blobs_local import LocalBlobs
+from tidegate.core.errors import BlobUnavailable
 from tidegate.core.files import Placed
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +69,27 @@ async def test_a_blob_that_was_given_up_while_it_got_its_name_has_none(
     await writer.abort()
     assert await blobs.size(FIRST) is None
     assert await blobs.list_ids("", 10) == []
+    await blobs.close()
+
+
+@pytest.mark.parametrize("step", ["its bytes", "its name"])
+async def test_a_blob_that_could_not_be_made_durable_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    blobs = LocalBlobs(tmp_path / "blobs")
+    writer = await blobs.create(FIRST)
+    await writer.write(b"12345")
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, "the disk reported an error")
+
+    if step == "its bytes":
+        monkeypatch.setattr(os, "fsync", fail)
+    else:
+        monkeypatch.setattr(blobs_local, "sync_directory", fail)
+    with pytest.raises(BlobUnavailable):
+        await writer.finish()
+    assert [*(tmp_path / "blobs").glob("*/*")] == []
     await blobs.close()
 
 
