@@ -93,6 +93,34 @@ async def test_a_blob_that_could_not_be_made_durable_has_no_name(
     await blobs.close()
 
 
+async def test_what_a_thread_still_reads_is_open_though_the_download_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor could belong to another file by then."""
+    blobs = LocalBlobs(tmp_path / "blobs")
+    writer = await blobs.create(FIRST)
+    await writer.write(b"12345")
+    await writer.finish()
+    loop, begun, go_on, read = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), blobs._read_open
+    seen = list[bytes]()
+
+    def read_slowly(fd: int, path: Path, at: int, count: int) -> bytes:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        seen.append(read(fd, path, at, count))
+        return seen[0]
+
+    monkeypatch.setattr(blobs, "_read_open", read_slowly)
+    download = asyncio.create_task(anext(blobs.stream(FIRST, 0, 5)))
+    await begun.wait()
+    download.cancel()
+    await asyncio.gather(download, return_exceptions=True)
+    go_on.set()
+    await asyncio.to_thread(blobs._threads.shutdown)
+    assert seen == [b"12345"]
+    await blobs.close()
+
+
 async def test_a_blob_and_a_log_can_be_read_by_their_user_alone(tmp_path: Path) -> None:
     """They hold prompts, and their directory may be opened for others."""
     blobs = LocalBlobs(tmp_path / "blobs")

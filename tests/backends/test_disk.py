@@ -13,7 +13,7 @@ from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.backends.blobs_s3 import S3Blobs
 from tidegate.backends.blobs_s3_client import S3Settings
 from tidegate.backends.disk import AppendFile, make_directories, try_write, unavailable
-from tidegate.core.errors import BlobUnavailable
+from tidegate.core.errors import BlobUnavailable, BlobVoid
 
 pytestmark = pytest.mark.anyio
 
@@ -169,3 +169,20 @@ async def test_lines_for_a_bucket_are_synced_before_they_are_taken(tmp_path: Pat
     assert syncs.names(tmp_path / "spool") == {BLOB}
     await log.close()
     await blobs.close()
+
+
+def test_a_log_that_could_not_be_synced_takes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second sync would succeed and prove nothing."""
+    log = AppendFile(tmp_path / "log")
+    log.append(b"one\n")
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "the disk reported an error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fail)
+        with pytest.raises(BlobUnavailable):
+            log.append(b"two\n")
+    with pytest.raises(BlobVoid):
+        log.append(b"three\n")
+    assert ((tmp_path / "log").read_bytes(), log.durable_bytes) == (b"one\n", 4)
