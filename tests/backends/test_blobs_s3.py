@@ -16,6 +16,7 @@ from tidegate.core.errors import BlobMissing, BlobUnavailable
 pytestmark = pytest.mark.anyio
 
 BLOB = "blob_" + "a" * 22
+LATER = "blob_" + "b" * 22
 HOUR_S = 3_600.0
 
 
@@ -36,6 +37,10 @@ class Bucket:
 
     async def chunks(self, key: str, at: int, count: int) -> AsyncIterator[bytes]:
         yield b"0123456789"[: count - self.short]
+
+    async def keys_after(self, after: str, count_max: int) -> tuple[list[str], bool]:
+        keys = [key for key in ("README", BLOB, BLOB + ".bak", LATER, "notes/blob") if key > after]
+        return keys[:2], len(keys) > 2
 
 
 @pytest.fixture
@@ -78,4 +83,12 @@ async def test_a_copy_that_is_not_whole_is_none(blobs: S3Blobs, bucket: Bucket, 
         copies = [await blobs.local_path(BLOB, tmp_path / "scratch") for _ in range(2)]
         assert [copy.read_bytes() for copy in copies] == [b"0123456789"] * 2
         assert copies[0] != copies[1], "each job removes its own"
+    await blobs.close()
+
+
+async def test_only_our_objects_are_listed_among_those_of_others(blobs: S3Blobs) -> None:
+    """What is listed and has no row is deleted."""
+    assert await blobs.list_ids("", 9) == [BLOB, LATER]
+    assert await blobs.list_ids("", 1) == [BLOB]
+    assert await blobs.list_ids(BLOB, 9) == [LATER]
     await blobs.close()
