@@ -55,3 +55,22 @@ def test_a_name_that_its_holder_gave_up_meanwhile_is_taken_again(
         with pytest.raises(StoreRefused), hold_names(tmp_path, ["one"]):
             pass
     assert descriptors_under(tmp_path) == []
+
+
+def test_a_name_is_removed_while_it_is_still_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the file of a process that took the name in between would be removed, and a third could have it too."""
+    unlink, was_held = Path.unlink, list[bool]()
+
+    def noted(path: Path, missing_ok: bool = False) -> None:
+        with path.open("rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                was_held.append(False)
+            except BlockingIOError:
+                was_held.append(True)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    with hold_names(tmp_path, ["one", "two"]):
+        pass
+    assert was_held == [True, True]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from obstore.exceptions import GenericError
 
 from tests.contracts.blobs_places import s3_settings
 from tests.support.s3 import S3Server
-from tidegate.backends.blobs_s3_client import Objects, S3Settings
+from tidegate.backends.blobs_s3_client import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, Objects, S3Settings
 from tidegate.core.errors import BlobMissing, BlobUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -57,3 +58,24 @@ async def test_a_range_behind_the_end_is_missing_also_where_only_the_words_of_th
 
     with pytest.raises(BlobMissing, match="it ends before that range"):
         await Objects(S3Settings("bucket", retry_for_ms=1)).persist("reading an object", attempt)
+
+
+async def test_each_pause_before_another_try_may_be_twice_as_long_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longest_ms, tries = list[float](), iter(range(20))
+
+    def noted(low: float, high: float) -> float:
+        assert low == 0
+        longest_ms.append(high)
+        return 0.0
+
+    async def attempt() -> bytes:
+        if next(tries) < 16:
+            raise GenericError("the store is away")
+        return b"done"
+
+    monkeypatch.setattr(random, "uniform", noted)
+    assert await Objects(S3Settings("bucket", retry_for_ms=600_000)).persist("reading", attempt) == b"done"
+    assert longest_ms == [min(BACKOFF_FIRST_MS * 2**number, BACKOFF_MAX_MS) for number in range(16)]
+    assert longest_ms[-1] == BACKOFF_MAX_MS
