@@ -56,6 +56,13 @@ def test_what_a_killed_process_left_in_scratch_goes_with_the_next_one_and_the_li
     assert list(tmp_path.iterdir()) == []
 
 
+def test_scratch_is_for_its_user_alone(tmp_path: Path) -> None:
+    """It holds prompts."""
+    with scratch_directory(tmp_path / "data" / "scratch") as mine:
+        places = (mine, mine.parent, mine.parent.parent)
+        assert {place.stat().st_mode & 0o777 for place in places} == {0o700}
+
+
 class Stubborn:
     """Blobs of which one cannot be removed, and that cannot be listed."""
 
