@@ -7,11 +7,14 @@ import json
 import re
 import socket
 import threading
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
 
+from tests.support.ports import HandClock
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
@@ -21,6 +24,8 @@ from tidegate import metrics
 from tidegate.core.deployments import Secret
 from tidegate.settings.capacity import LimitEntry, ResourceEntry, TenantEntry
 from tidegate.upstream.routing.deployment_state import DeploymentState
+from tidegate.web.gateway.dialects import Dialect
+from tidegate.web.gateway.proxy_response import ProxyResponse
 
 ODD = (
     b": hello\r\n\r\n",
@@ -150,6 +155,28 @@ def test_an_upstream_that_dies_between_events_is_reported_in_the_clients_protoco
     messages = all_of(MESSAGES, {**ASK, "max_tokens": 5}).decode()
     assert 'event: error\ndata: {"type":"error","error":{"type":"api_error"' in messages
     assert world.upstreams[1].posts == [], "after the first byte nothing is sent again"
+
+
+def test_a_model_server_is_not_given_up_because_the_client_reads_slowly() -> None:
+    """Only the time in which the server may send counts as its silence."""
+    pieces, is_paused, sent = [chunk("a"), chunk("b"), b""], [False], list[tuple[bytes, bool]]()
+
+    async def read() -> bytes:
+        assert not is_paused[0]
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append((message["body"], is_paused[0]))
+
+    def turn(*, paused: bool) -> None:
+        is_paused[0] = paused
+
+    stream: Any = SimpleNamespace(
+        read=read, pause_timeout=partial(turn, paused=True), resume_timeout=partial(turn, paused=False)
+    )
+    response = ProxyResponse(cast(Any, None), Dialect(CHAT, b"{}", 0, ""), HandClock(), "m", "req_1")
+    assert asyncio.run(response._pass_stream(stream, send)) == "answered"
+    assert sent == [(chunk("a"), True), (chunk("b"), True), (b"", False)]
 
 
 def test_an_upstream_that_dies_within_an_event_breaks_the_connection(world: GatewayWorld) -> None:
