@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tidegate
 from tests.support.azure import AzureServer, azure_server
 from tests.support.engine import Engine
 from tests.support.postgres import PostgresServer
@@ -23,6 +24,7 @@ from tests.support.processes import Processes
 from tests.support.proxy import Proxies, WiredDatabase
 from tests.support.receiver import Receiver
 from tests.support.redis import RedisServer
+from tests.support.rewriting import rewriting_beside
 from tests.support.run_directory import RunDirectory, ServiceFailed, use_memory_for_files
 from tests.support.s3 import S3Server
 from tests.support.sdks import load_before_fork
@@ -68,11 +70,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PGSSLMODE"] = "disable"
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Begin what the product's processes are forked from beside the collection of a whole run, once for all its workers."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Use both cores while a whole run is collected: rewrite tests, and begin what the product's processes are forked from, once for all
+    workers."""
     config = session.config
-    if config.getoption("workers") > 1 and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+    if config.getoption("workers") < 2 or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return (yield)
+    with rewriting_beside(config, TESTS, Path(tidegate.__file__).parent):
         prepared("")
+        return (yield)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
