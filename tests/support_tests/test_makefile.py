@@ -40,18 +40,24 @@ def asked(checkout: Path) -> list[str]:
     path = checkout / "asked"
     lines = path.read_text().splitlines() if path.exists() else []
     path.unlink(missing_ok=True)
-    return ["lock" if "--require-hashes" in line else "project" for line in lines]
+    return [_installed_by(line) for line in lines]
+
+
+def _installed_by(line: str) -> str:
+    if "--require-hashes" not in line:
+        return "project"
+    return "pip" if line.endswith("/pip.lock") else "lock"
 
 
 def test_an_install_happens_once_per_lock(checkout: Path) -> None:
     assert make(checkout, "venv").returncode == 0
-    assert asked(checkout) == ["lock", "project"]
+    assert asked(checkout) == ["pip", "lock", "project"]
     assert make(checkout, "venv").returncode == 0
     assert asked(checkout) == []
     with (checkout / "requirements-dev.lock").open("a") as lock:
         lock.write("# changed\n")
     assert make(checkout, "venv").returncode == 0
-    assert asked(checkout) == ["lock", "project"]
+    assert asked(checkout) == ["pip", "lock", "project"]
 
 
 def test_an_install_that_fails_is_tried_again(checkout: Path) -> None:
@@ -61,7 +67,7 @@ def test_an_install_that_fails_is_tried_again(checkout: Path) -> None:
     assert make(checkout, "venv").returncode != 0
     python.write_text(working)
     assert make(checkout, "venv").returncode == 0
-    assert asked(checkout) == ["lock", "project"]
+    assert asked(checkout) == ["pip", "lock", "project"]
 
 
 def test_an_old_python_is_refused_with_what_to_do(checkout: Path) -> None:
