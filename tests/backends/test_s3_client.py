@@ -79,3 +79,26 @@ async def test_each_pause_before_another_try_may_be_twice_as_long_up_to_a_bound(
     assert await Objects(S3Settings("bucket", retry_for_ms=600_000)).persist("reading", attempt) == b"done"
     assert longest_ms == [min(BACKOFF_FIRST_MS * 2**number, BACKOFF_MAX_MS) for number in range(16)]
     assert longest_ms[-1] == BACKOFF_MAX_MS
+
+
+@pytest.mark.parametrize(("status", "tries_count"), [("429", 2), ("408", 2), ("503", 2), ("403", 1), ("400", 1)])
+async def test_a_request_is_tried_again_unless_the_store_understood_and_refused_it(
+    monkeypatch: pytest.MonkeyPatch, status: str, tries_count: int
+) -> None:
+    count = 0
+
+    async def attempt() -> bytes:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise GenericError(f"Server returned non-2xx status code: {status}")
+        return b"done"
+
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)
+    trying = Objects(S3Settings("bucket", retry_for_ms=600_000)).persist("reading", attempt)
+    if tries_count == 1:
+        with pytest.raises(BlobUnavailable):
+            await trying
+    else:
+        assert await trying == b"done"
+    assert count == tries_count
