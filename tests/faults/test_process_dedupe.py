@@ -35,7 +35,7 @@ def test_identical_requests_are_run_once_though_processes_die(site: Site) -> Non
     second = site.serve("publish_rest_durable=kill") if site.embedded else site.worker("publish_rest_durable=kill")
     second.wait(timeout_s=60)
     site.relieve()
-    results = site.judge(batch_id, asked, repeats_max=UNRECORDED_MAX, loss=loss)
+    results = site.judge(batch_id, asked, repeats_max=None, loss=loss)
     batch = results.batch
     assert (batch["tidegate"]["dedupe"], batch["tidegate"]["deduplicated"]) == (True, 40)
     assert batch["request_counts"] == {"total": 60, "completed": 48, "failed": 12, "cancelled": 0, "in_progress": 0}

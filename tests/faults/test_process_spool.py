@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Proc, wait_until
-from tests.support.tidegate import ASK_S, END_S, UNRECORDED_MAX, Loss, Site, requests
+from tests.support.tidegate import ASK_S, END_S, Loss, Site, requests
 
 LINES = requests(24)
 # Long enough for two processes to start on a busy machine.
@@ -38,7 +38,7 @@ def test_the_worker_that_comes_back_delivers_its_spool_before_others_run_it_agai
     batch_id, loss, left = killed_with_a_full_spool(cluster)
     other_host(cluster)
     cluster.worker(name="back")
-    cluster.judge(batch_id, LINES, repeats_max=UNRECORDED_MAX, loss=loss)
+    cluster.judge(batch_id, LINES, repeats_max=None, loss=loss)
     assert not any(path.exists() for path in left)
 
 
@@ -69,4 +69,4 @@ def test_an_owner_that_returns_late_still_delivers_what_has_no_outcome(cluster: 
         proc.kill()
         proc.wait()
     cluster.worker(name="last")
-    cluster.judge(batch_id, LINES, repeats_max=UNRECORDED_MAX, loss=loss)
+    cluster.judge(batch_id, LINES, repeats_max=None, loss=loss)
