@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from tests.guards.test_guard import rules
 from tests.support.store_verbs import lease_slices, slice_counts
-from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
+from tests.worker.world import BODY, DEADLINE_S, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
 from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
@@ -18,6 +22,7 @@ from tidegate.core.schedule import Policy
 from tidegate.core.states import JobState
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import SPARE_COUNT, FlushLimits
+from tidegate.stages.ship import QUICK
 from tidegate.store.tenants.keys import KeyRights
 from tidegate.worker import leasing
 from tidegate.worker.leased_work import TOKENS_REST_MS_MAX
@@ -554,3 +559,29 @@ async def test_a_next_life_writes_to_no_log_that_was_begun_while_it_was_enlisted
         await until(lambda: len(spares) == SPARE_COUNT, "its logs")
         owners = await live.rows("select distinct worker_id from blobs where state = 'writing' and kind = 'answers'")
     assert owners == [(run.me.id,)]
+
+
+async def test_results_that_take_long_to_put_in_order_are_published_too(live: WorkerWorld) -> None:
+    script = Script(live, "m")
+    body = json.dumps({"text": "x" * (QUICK.bytes_max // 2)}).encode()
+
+    async def answer_at_length(call: Call) -> Answer:
+        return Answer(200, body, Usage(1, 0, 1, 0), "here")
+
+    script.answers = answer_at_length
+    async with working(live, script):
+        job = await live.completed(await live.job(chat_lines(2), ordered=True))
+    assert len(await live.file_bytes(job.output_file_id)) > QUICK.bytes_max
+
+
+async def test_a_worker_that_stopped_leaves_no_thread_of_a_hook(
+    live: WorkerWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hook_of_a_stop.py").write_text("def first(body, about):\n    return body\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = rules(hooks={"of_a_stop": {"before": "hook_of_a_stop:first"}})
+    async with working(live, Script(live, "m"), rules=made):
+        await live.completed(await live.job(chat_lines(1)))
+        [thread] = [one for one in threading.enumerate() if one.name == "hook of_a_stop"]
+    await asyncio.to_thread(thread.join, DEADLINE_S)
+    assert not thread.is_alive()
