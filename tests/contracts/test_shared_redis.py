@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ from tidegate.backends.redis_line import ended
 from tidegate.backends.shared_redis import LocalRests, RedisShared
 from tidegate.backends.system import LocalWake, SystemClock, SystemEntropy
 from tidegate.core.ports import Listener, Rests, Wake
+from tidegate.settings import Settings, load
+from tidegate.storage import opened
 
 pytestmark = pytest.mark.anyio
 
@@ -172,3 +175,31 @@ async def test_a_notice_that_cannot_be_sent_is_lost_without_an_error() -> None:
     away = RedisShared("redis://127.0.0.1:1/0", "t-away", SystemClock(), SystemEntropy())
     await away.send_notice("lost")
     await away.close()
+
+
+async def test_open_processes_of_one_store_share_rests_and_rings_and_no_others_do(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """As a command opens its parts: all of them have the same name in Redis here, and one has another store."""
+
+    def settings(place: str) -> Settings:
+        return load(None, tmp_path / place, {}, {"TIDEGATE_REDIS_URL": redis_url}).settings
+
+    async with opened(settings("a")) as one, opened(settings("a")) as two, opened(settings("b")) as other:
+        ours, theirs, others = one.shared, two.shared, other.shared
+        assert ours is not None
+        assert theirs is not None
+        assert others is not None
+        listener = two.wakes.inputs.listen()
+        ours.publish("gpu", 3_600_000)
+        await wait_until_async(lambda: "gpu" in theirs.current(), LONG_S, "the rest to arrive")
+        await others._ask_rests()
+        assert others.current() == {}
+        # It listens, so its own first ring is over.
+        await was_notified(listener)
+
+        async def rung() -> bool:
+            one.wakes.inputs.notify()
+            return await was_notified(listener)
+
+        await wait_until_async(rung, LONG_S, "a ring to arrive")

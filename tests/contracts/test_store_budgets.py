@@ -71,7 +71,8 @@ async def test_looking_at_budgets_takes_nothing(world: StoreWorld) -> None:
     assert (spent.requests, spent.spent, free.requests) == (0, gpu.id, 1)
     assert 40_000 <= spent.wait_ms <= 41_000
     assert await granted(world.store, gpu, 1) == 0
-    [minutes, lifetime] = await world.store.budget_rooms([gpu, own])
+    off = budget("off", Limit(Period.DAY, 9, enabled=False))
+    [minutes, lifetime] = await world.store.budget_rooms([gpu, off, own])
     assert (minutes.requests, lifetime.requests) == (SideRoom(3, 0, spent.wait_ms), SideRoom(1, 0, NEVER_MS))
     assert (minutes.budget, minutes.period, minutes.tokens) == (gpu, Period.MINUTE, None)
 

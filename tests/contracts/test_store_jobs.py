@@ -351,6 +351,17 @@ async def test_a_dropped_step_rests_before_it_is_tried_again(world: StoreWorld) 
         assert await world.store.jobs_waiting_ingest(10) == [job.id]
 
 
+async def test_failures_of_ingest_are_over_when_the_job_has_started(world: StoreWorld) -> None:
+    job, worker = await world.job(await world.caller()), await world.worker()
+    assert await world.store.take_step(job.id, JobState.VALIDATING, worker, "t")
+    assert await world.store.drop_step(job.id, "t", 500) == 1
+    await world.clock.advance(500)
+    await world.ingested(job, plan_of(1), worker)
+    await world.answer(await world.log(), job, 0)
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker, "u")
+    assert await world.store.drop_step(job.id, "u", 500) == 1, "the first failure of its publishing"
+
+
 async def test_starting_a_job_adds_slices_and_hidden_files(world: StoreWorld) -> None:
     caller, worker = await world.caller(), await world.worker()
     job = await world.job(caller)

@@ -162,6 +162,20 @@ async def test_what_rests_is_looked_at_again_when_its_key_stands_otherwise(world
     assert len(await world.lease(worker, other)) == 1
 
 
+async def test_a_changed_key_wakes_the_flow_of_its_own_jobs_alone(world: StoreWorld) -> None:
+    jobs = []
+    for key_id, name in (("k1", "acme"), ("k2", "other")):
+        tenant = await world.store.put_tenant(world.id("tenant"), name)
+        await put(world, key_id, tenant)
+        jobs.append(await world.running(Caller(tenant, key_id), 1))
+        await world.store.rest_job(jobs[-1].id, MODEL, 3_600_000)
+        assert await world.store.rest_flow(MODEL, jobs[-1].share_owner)
+    assert await world.store.wake_rested(10) == 0
+    assert await world.store.change_key("k1", KeyRights(parallel_max=2))
+    assert await world.store.wake_rested(10) == 1
+    assert [flow.share_owner for flow in await world.store.awake_flows(None, 10)] == [jobs[0].share_owner]
+
+
 async def test_a_rest_of_a_job_ends_when_its_key_changes_and_no_process_that_missed_that_makes_a_long_one(
     world: StoreWorld,
 ) -> None:

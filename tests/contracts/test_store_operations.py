@@ -140,6 +140,10 @@ async def test_only_what_an_action_can_change_is_matched(world: StoreWorld) -> N
     assert await count("pause", "three") == 0
     assert await count("cancel", None, JobFilter(words=theirs.id)) == 1
     assert await count("cancel", None, JobFilter(to_ms=newer.created_at)) == 1
+    await store.cancel_job(theirs.tenant_id, theirs.id)
+    assert await store.close_job(theirs.id, 0)
+    of_finalizing = [await count(action, "two") for action in ("pause", "cancel", "fail", "requeue", "abandon")]
+    assert of_finalizing == [0, 0, 0, 1, 1]
     first = await store.put_operation(world.id("op"), "operator", PAUSE)
     await world.clock.advance(5)
     second = await store.put_operation(world.id("op"), "operator", OperationScope("retry", "one", JobFilter(model="m")))

@@ -237,16 +237,18 @@ async def test_tenants_are_published_in_turns_and_by_what_it_costs(world: StoreW
     assert await world.store.jobs_to_publish(PublishTurns(count_max=3)) == every[:3]
 
 
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(("ordered", "copies"), [(True, 0), (False, 0), (False, 1)])
 async def test_lines_cost_what_they_have_in_bytes_where_they_are_written_again(
-    world: StoreWorld, ordered: bool
+    world: StoreWorld, ordered: bool, copies: int
 ) -> None:
+    """In order, or read for the copies of an answer, each of which is one more line."""
     log = await world.log()
-    job = await world.running(await world.caller(), 2, ordered=ordered)
+    plan = replace(plan_of(2), item_count=2 + copies, copied=CopiedItems(deduplicated=copies))
+    job = await world.ingested(await world.job(await world.caller(), ordered=ordered), plan)
     await world.answer(log, job, 1, 0)
     job = await world.look(job)
     assert job.output_bytes
-    cost = job.output_bytes if ordered else 0
+    cost = 512 * copies + (job.output_bytes if ordered or copies else 0)
     assert await world.store.jobs_to_publish(PublishTurns(bytes_min=cost, bytes_max=cost)) == [job.id]
     assert await world.store.jobs_to_publish(PublishTurns(bytes_min=cost + 1)) == []
 

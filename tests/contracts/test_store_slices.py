@@ -10,6 +10,7 @@ from tidegate.core.nouns import AnswerTry, Attempts, IngestPlan, Job, JobFlush, 
 from tidegate.core.schedule import Pick, Why
 from tidegate.core.schedule.snapshot import ModelRoom
 from tidegate.core.states import JobState
+from tidegate.store.road.leases import SUSPECT_AFTER
 
 pytestmark = pytest.mark.anyio
 
@@ -278,6 +279,40 @@ async def test_the_worst_suspect_is_taken_first_wherever_it_lies(world: StoreWor
     await world.store.release_slice(job.id, kept.first, kept.token, 0)
     [held] = await world.store.lease_picks(await world.worker(), [(Pick(job.id, MODEL, 9, Why.FAIR), "t")], 1)
     assert (held.first, held.lost_count) == (1, 4)
+
+
+@pytest.mark.parametrize("is_leased", [False, True])
+async def test_lesser_suspects_are_kept_for_the_check_of_the_worst_one(world: StoreWorld, *, is_leased: bool) -> None:
+    """Where every slice lost owners, an item that rests before it runs alone would be the last, with nothing to be compared with."""
+    job = await world.running(await world.caller(), 1, 1, 1, 1, 1)
+    await lost_before(world, job, SUSPECT_AFTER)
+    await lost_before(world, job, 1, slice_count=1)
+    searcher, pick = await world.worker(), Pick(job.id, MODEL, 9, Why.FAIR)
+    [worst] = await world.store.lease_picks(searcher, [(pick, "worst")], 1)
+    assert (worst.first, worst.lost_count) == (0, SUSPECT_AFTER + 1)
+    if not is_leased:
+        await world.store.release_slice(job.id, worst.first, worst.token, 30_000)
+    other = await world.worker()
+
+    async def take(token: str, *, keeps_rest: bool) -> list[int]:
+        leased = await world.store.lease_picks(other, [(pick, token)], keeps_rest=keeps_rest)
+        return [piece.first for piece in leased]
+
+    assert await take("all but the last two", keeps_rest=True) == [1, 2]
+    assert await take("nothing", keeps_rest=True) == []
+    if is_leased:
+        assert await ready_jobs(world) == [], "nor does a look show them"
+    assert await take("for the check", keeps_rest=False) == [3, 4]
+
+
+async def test_no_suspect_is_kept_for_others_that_cannot_run_alone(world: StoreWorld) -> None:
+    job = await world.running(await world.caller(), 1, 1, 1, 1)
+    await lost_before(world, job, SUSPECT_AFTER - 1)
+    await lost_before(world, job, 1, slice_count=1)
+    taken = await world.store.lease_picks(
+        await world.worker(), [(Pick(job.id, MODEL, 9, Why.FAIR), "t")], keeps_rest=True
+    )
+    assert held_by(taken) == {(0, 1): 3, (1, 1): 2, (2, 1): 2, (3, 1): 2}
 
 
 async def test_the_loss_of_a_worker_counts_for_the_item_that_it_ran_alone(world: StoreWorld) -> None:

@@ -262,6 +262,10 @@ async def test_a_look_counts_the_worst_suspects_and_hides_them_when_asked(world:
         await world.store.declare_gone(worker)
         await world.store.reclaim_slices(worker)
     assert (await look(world)).suspects == Suspects(0, 3, 2, True)
+    await world.store.pause_job(job.tenant_id, job.id)
+    assert (await look(world)).suspects == Suspects(0, 0, 0, True), "no worker can run them"
+    await world.store.resume_job(job.tenant_id, job.id)
+    assert (await look(world)).suspects == Suspects(0, 3, 2, True)
     assert ids(await look(world)) == [job.id]
     assert ids(await look(world, bounds=SnapshotBounds(shows_suspects=False))) == []
     holder = await world.worker()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tests.contracts.store_world import CHAT, DAY_MS, StoreHandClock, plan_of
 from tests.support.ports import FairDice, HandClock
+from tests.support.processes import wait_until_async
 from tidegate.backends.blobs_local import LocalBlobs
 from tidegate.core.errors import ApiProblem, BlobUnavailable, StoreFull, StoreUnavailable
 from tidegate.core.files import File
@@ -175,6 +176,30 @@ async def test_an_abandoned_upload_leaves_nothing(
         await upload.finish()
     await upload.abandon()
     assert (await desk.left(), len(aborted)) == (([], []), 0 if is_durable else 1)
+
+
+async def test_an_abandoned_upload_leaves_nothing_though_its_caller_is_cancelled_meanwhile(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload, asked, answer = await desk.upload(), asyncio.Event(), asyncio.Event()
+    give_up_blob = desk.store.give_up_blob
+
+    async def slow(blob_id: str) -> bool:
+        asked.set()
+        await answer.wait()
+        return await give_up_blob(blob_id)
+
+    monkeypatch.setattr(desk.store, "give_up_blob", slow)
+    abandoning = asyncio.create_task(upload.abandon())
+    await asked.wait()
+    abandoning.cancel()
+    await asyncio.gather(abandoning, return_exceptions=True)
+    answer.set()
+
+    async def is_gone() -> bool:
+        return await desk.left() == ([], [])
+
+    await wait_until_async(is_gone, 30, "its bytes to go")
 
 
 async def test_a_file_that_was_kept_outlives_the_end_of_its_upload(desk: Desk) -> None:

@@ -18,7 +18,7 @@ from tidegate.core.nouns import Answer, Call, Item, ItemVerdict, Usage
 from tidegate.core.ports import FileSource
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.states import Outcome
-from tidegate.stages.perform import FETCHES_PER_OWNER_MAX, Again, Performer
+from tidegate.stages.perform import FETCHED_FILES_MAX, FETCHES_PER_OWNER_MAX, Again, Performer
 
 pytestmark = pytest.mark.anyio
 ALLOWED = TargetRules(frozenset({"127.0.0.1"}), allow_http=True)
@@ -146,6 +146,19 @@ async def test_files_that_do_not_come_hold_up_few_items_of_their_own_tenant_and_
     await asyncio.gather(*slow)
     assert isinstance(await performing.perform({"file_url": "https://slow/a.wav"}, "tenant:a"), ItemVerdict)
     assert not performing._performer._fetches, "nothing is kept of owners who wait for no file"
+
+
+async def test_only_so_many_fetched_files_are_in_memory_at_once() -> None:
+    files = SlowHosts()
+    performing = Performing(files)
+    body = {"file_url": "https://slow/a.wav"}
+    all_items = [
+        asyncio.create_task(performing.perform(body, f"tenant:{number}")) for number in range(FETCHED_FILES_MAX + 1)
+    ]
+    await asyncio.sleep(0)
+    assert files.waiting == FETCHED_FILES_MAX
+    files.release.set()
+    assert all(isinstance(one, ItemVerdict) for one in await asyncio.gather(*all_items))
 
 
 async def test_other_members_are_held_to_the_rules_of_every_body() -> None:

@@ -661,6 +661,26 @@ async def test_a_new_life_takes_nothing_before_the_answers_of_the_last_one_are_c
     assert ledger.committed == [1, 1, 1]
 
 
+async def test_a_recorder_that_ends_leaves_no_question_to_the_store_behind() -> None:
+    """Its answer would be committed after this process has left, and nothing here would note it."""
+    asked, ended = asyncio.Event(), list[int]()
+
+    class Silent(Ledger):
+        async def record_outcomes(self, flushes: list[Any], *_: Any) -> list[Any]:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(len(flushes))
+            return []
+
+    async with noting(Silent(), FlushLimits(0, 1, 1_000, 1_500)) as recorder:
+        recorder.record(plain(0))
+        await asked.wait()
+    await turns()
+    assert ended == [1]
+
+
 async def test_logs_are_begun_ahead_once_results_are_expected() -> None:
     """A process that runs nothing begins none."""
     begun: list[str] = []

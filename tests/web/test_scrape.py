@@ -13,7 +13,7 @@ from tests.support.processes import free_port
 from tests.web.server import WebServer, model_at, settings_with
 from tidegate import metrics
 from tidegate.core.errors import StoreUnavailable
-from tidegate.store.fleet.census import StoreCensus
+from tidegate.store.fleet.census import QueuedPart, StoreCensus
 from tidegate.web.gauges import Gauges
 from tidegate.web.scrape import scraped
 
@@ -89,6 +89,17 @@ def test_no_scrape_waits_long_for_a_census(
         return gauges._counting is None
 
     assert server.run(scraped_meanwhile())
+
+
+def test_of_models_without_a_name_of_their_own_the_oldest_job_is_shown(start_web: Callable[..., WebServer]) -> None:
+    gauges = Gauges(start_web().context)
+    parts = [
+        QueuedPart("queued", f"gone-{number}", "organization", "ours", "xs", 1, 9, 1, age_ms)
+        for number, age_ms in enumerate((1_000, 5_000, 2_000))
+    ]
+    gauges._show_census(StoreCensus({}, {}, parts, 0, 0, 1, 1))
+    oldest = metrics.oldest_job_age_seconds.of("queued", "gone-0", "organization", "default", "xs")
+    assert oldest._value.get() == 5.0
 
 
 def test_a_scrape_shows_nothing_old_of_a_store_that_is_away(

@@ -11,6 +11,7 @@ import pytest
 from tests.support.store_verbs import lease_slices, slice_counts
 from tests.worker.world import BODY, Script, WorkerWorld, chat_lines, until, working
 from tidegate.core.nouns import Answer, Call, Usage
+from tidegate.stages.record import FlushLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +40,29 @@ async def test_calls_that_outlast_the_grace_are_cut_off_and_run_again_by_another
         await until(lambda: len(patient.calls) == 2, "the rest")
     assert sorted(call.number for call in patient.calls) == [2, 3]
     assert (await live.look(job)).answered_count == 4
+
+
+async def test_answers_are_committed_though_calls_took_the_whole_grace(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are paid for. Without their commit another worker would send these items again."""
+    script, record_outcomes = Script(live, "m"), live.store.record_outcomes
+
+    async def answers(call: Call) -> Answer:
+        if call.number:
+            await asyncio.Event().wait()
+        return Answer(200, BODY, Usage(1, 0, 1, 0), "here")
+
+    async def slow(*what: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await record_outcomes(*what)
+
+    monkeypatch.setattr(live.store, "record_outcomes", slow)
+    script.answers = answers
+    job = await live.started(chat_lines(2))
+    async with working(live, script, grace_ms=0, flush=FlushLimits(600_000, 256, 1 << 20, 64 << 20)) as run:
+        await until(lambda: run.worker._items.leased_work.ended_count == 1, "the first answer")
+    assert (await live.look(job)).answered_count == 1
 
 
 async def test_what_was_not_sent_is_there_for_others_while_calls_have_their_grace(live: WorkerWorld) -> None:

@@ -62,18 +62,30 @@ async def test_the_next_heartbeat_comes_when_the_first_of_several_graces_ends() 
     assert beats == [0, 1]
 
 
-async def run(me: Any, leased_work: LeasedWork, beat_due: asyncio.Event, leases: Any = None) -> None:
-    """Beat until this process has left."""
-
-    async def nothing(holding: Holding) -> None:
-        """Some tests let the store list slices that are not here."""
-
-    settler = SimpleNamespace(settle_all=lambda: None, is_settling=lambda holding: False)
+async def run(
+    me: Any,
+    leased_work: LeasedWork,
+    beat_due: asyncio.Event,
+    leases: Leases | None = None,
+    settling: frozenset[str] = frozenset(),
+) -> None:
+    """Beat until this process has left. The ends of slices with the tokens `settling` are not committed yet."""
+    settler = SimpleNamespace(settle_all=lambda: None, is_settling=lambda holding: holding.token in settling)
     grace = CloseGrace(MINUTES_MS, MINUTES_MS)
-    leases = leases or SimpleNamespace(pending=set(), release=nothing)
-    ports: Any = (me, leases, leased_work, settler, beat_due, MINUTES_MS, grace)
+    ports: Any = (me, leases or Leases(), leased_work, settler, beat_due, MINUTES_MS, grace)
     async with asyncio.timeout(10):
         await Heartbeat(*ports).run()
+
+
+class Leases:
+    """The leases that are being taken, and the tokens of the slices that were handed back."""
+
+    def __init__(self) -> None:
+        self.pending: set[str] = set()
+        self.released: list[str] = []
+
+    async def release(self, holding: Holding) -> None:
+        self.released.append(holding.token)
 
 
 class Beats:
@@ -118,12 +130,7 @@ async def test_a_deadline_that_moved_is_followed_from_the_moment_on_at_which_the
 async def test_slices_that_are_being_leased_while_a_heartbeat_is_out_are_not_handed_back() -> None:
     """The store counts them already, and the answer to the lease is on its way: they would run here and elsewhere."""
     me = Beats(*(Holding("job", 0, token, JobState.IN_PROGRESS, None, 0, False, 0) for token in ("new", "unknown")))
-    released = list[str]()
-
-    async def release(holding: Holding) -> None:
-        released.append(holding.token)
-
-    leases = SimpleNamespace(pending=set(), release=release)
+    leases = Leases()
     beat = me.beat
 
     async def beat_beside_a_lease() -> list[Holding]:
@@ -132,7 +139,15 @@ async def test_slices_that_are_being_leased_while_a_heartbeat_is_out_are_not_han
 
     me.beat = beat_beside_a_lease  # type: ignore[method-assign]
     await run(me, leased_work_of(HandClock()), me.due, leases)
-    assert released == ["unknown"]
+    assert leases.released == ["unknown"]
+
+
+async def test_a_slice_whose_last_answers_wait_for_their_commit_is_not_handed_back() -> None:
+    """Its work here is done. Handed back, it would be leased again, and its items sent a second time."""
+    me = Beats(*(Holding("job", 0, token, JobState.IN_PROGRESS, None, 0, False, 0) for token in ("ended", "unknown")))
+    leases = Leases()
+    await run(me, leased_work_of(HandClock()), me.due, leases, settling=frozenset({"ended"}))
+    assert leases.released == ["unknown"]
 
 
 async def test_slices_of_a_lease_whose_answer_was_lost_are_handed_back_and_run(

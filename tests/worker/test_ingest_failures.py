@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,18 @@ async def test_a_full_disk_is_waited_out_with_growing_pauses_until_the_deadline(
     await deadlines.tend(world.store)
     assert (await world.look(job)).state is JobState.EXPIRED
     assert not await ingest.next(worker)
+
+
+async def test_a_try_that_failed_leaves_no_half_of_a_work_file(world: WorkerWorld) -> None:
+    """On a full disk they would pile up."""
+
+    async def half(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
+        await asyncio.to_thread(work_path.write_bytes, b"half")
+        raise IngestFailed("disk full")
+
+    await world.job(chat_lines(3))
+    assert await world.ingest(half).next(await world.worker())
+    assert list(world.scratch.iterdir()) == []
 
 
 async def test_an_outage_however_long_does_not_fail_the_job(world: WorkerWorld) -> None:

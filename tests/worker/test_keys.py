@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -258,6 +259,32 @@ async def test_the_state_of_a_key_is_believed_for_two_seconds_and_no_longer(tmp_
     assert await codes(world, done) == {"key_revoked"}
     await world.blobs.close()
     await world.store.close()
+
+
+async def test_a_late_answer_to_an_older_question_does_not_bring_a_revoked_key_back(world: WorkerWorld) -> None:
+    job = await world.started(chat_lines(1), caller=await world.key())
+    worker_id = await world.worker()
+    assert await lease_slices(world.store, worker_id, job.id, "m", 1, "token")
+    states, key_states, late = KeyStates(world.store, world.clock, {}), world.store.key_states, asyncio.Event()
+
+    async def first_is_late(worker_id: str) -> Any:
+        world.store.key_states = key_states  # type: ignore[method-assign]
+        found = await key_states(worker_id)
+        await late.wait()
+        return found
+
+    world.store.key_states = first_is_late  # type: ignore[method-assign]
+    older = asyncio.create_task(states.ask(worker_id))
+    await asyncio.sleep(0)
+    assert await world.store.revoke_key("k1")
+    world.clock.advance(1)
+    await states.ask(worker_id)
+    late.set()
+    await older
+    leased: Any = SimpleNamespace(key_id="k1", model="m")
+    denied = states.denial(leased)
+    assert denied is not None
+    assert denied.code == "key_revoked"
 
 
 async def test_no_call_may_begin_later_than_two_seconds_after_its_key_was_asked_about(live: WorkerWorld) -> None:

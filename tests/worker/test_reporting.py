@@ -65,6 +65,23 @@ async def test_trouble_is_reported_and_taken_back_also_under_a_new_incarnation(l
     assert WorkerReport() in await reports(live)
 
 
+async def test_a_report_is_written_when_it_changes_and_not_at_each_look(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, report_worker = list[str](), live.store.report_worker
+
+    async def noted(worker_id: str, report: WorkerReport) -> None:
+        written.append(report.trouble)
+        await report_worker(worker_id, report)
+
+    monkeypatch.setattr(live.store, "report_worker", noted)
+    trouble = ""
+    reporting = Reporting(live.store, live.blobs, await registered(live), lambda: (), lambda: trouble)
+    for trouble in ("", "", "broken", "broken", "", ""):  # noqa: B007 - the report reads it
+        await reporting.report()
+    assert written == ["broken", ""]
+
+
 async def test_answers_that_cannot_be_kept_are_reported_and_logged_once(live: WorkerWorld) -> None:
     blobs: Any = Unwritable()
     reporting = Reporting(live.store, blobs, await registered(live), lambda: (), lambda: None)

@@ -431,9 +431,9 @@ async def test_a_single_item_goes_alone_from_so_many_losses_on_until_it_is_given
     assert (lonely.leased_work.take_item() is None) == is_alone
 
 
-@pytest.mark.parametrize("share", [trials.REST_SHARE, 10_000_000])
+@pytest.mark.parametrize(("share", "is_long"), [(trials.REST_SHARE, False), (10_000_000, True)])
 async def test_between_two_items_that_run_alone_a_worker_works_for_several_times_as_long_as_the_first_stopped_it(
-    monkeypatch: pytest.MonkeyPatch, share: int
+    monkeypatch: pytest.MonkeyPatch, share: int, is_long: bool
 ) -> None:
     monkeypatch.setattr(trials, "FIRST_ROUNDS", 0)
     monkeypatch.setattr(trials, "REST_SHARE", share)
@@ -449,7 +449,7 @@ async def test_between_two_items_that_run_alone_a_worker_works_for_several_times
     lonely.leased_work.expect(company)
     lonely.begin(second)
     assert second.rests_ms <= min(share * stopped_ms, trials.REST_S_MAX * 1000)
-    if share > trials.REST_SHARE:
+    if is_long:
         assert second.rests_ms > 0, "it goes back for as long"
         assert not lonely.leased_work._sends_one_at_a_time
 

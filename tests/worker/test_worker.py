@@ -13,13 +13,18 @@ from structlog.testing import capture_logs
 
 from tests.guards.test_guard import rules
 from tests.support.store_verbs import lease_slices, slice_counts
-from tests.worker.world import BODY, DEADLINE_S, Script, WorkerWorld, chat_lines, until, working
+from tests.worker import world as worker_world
+from tests.worker.world import BODY, DEADLINE_S, Script, WorkerWorld, chat_lines, here, until, working
+from tidegate import metrics
 from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.errors import BlobUnavailable, Unavailable, Withheld
-from tidegate.core.nouns import Answer, Attempts, Call, Caller, JobFlush, Usage
+from tidegate.core.input.lines import LineRules
+from tidegate.core.input.turns import IngestLane, IngestLimits
+from tidegate.core.nouns import Answer, Attempts, Call, Caller, IngestPlan, JobFlush, KeepTimes, Usage
+from tidegate.core.operations import OperationScope
 from tidegate.core.policies import Policies
-from tidegate.core.schedule import Policy
-from tidegate.core.states import JobState
+from tidegate.core.schedule import Mode, Policy
+from tidegate.core.states import JobState, OperationState
 from tidegate.core.usage.prices import Price
 from tidegate.stages.record import SPARE_COUNT, FlushLimits
 from tidegate.stages.ship import QUICK
@@ -572,6 +577,58 @@ async def test_results_that_take_long_to_put_in_order_are_published_too(live: Wo
     async with working(live, script):
         job = await live.completed(await live.job(chat_lines(2), ordered=True))
     assert len(await live.file_bytes(job.output_file_id)) > QUICK.bytes_max
+
+
+async def test_a_large_input_is_read_in_its_own_lane_by_the_operators_bound(
+    live: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_in: list[IngestLane] = []
+
+    async def noted(input_path: Path, work_path: Path, rules: LineRules, lane: IngestLane) -> IngestPlan:
+        read_in.append(lane)
+        return await here(input_path, work_path, rules, lane)
+
+    monkeypatch.setattr(worker_world, "here", noted)
+    async with working(live, Script(live, "m"), ingest=IngestLimits(small_bytes_max=1)):
+        await live.completed(await live.job(chat_lines(1)))
+    assert read_in == [IngestLane.LARGE]
+
+
+async def test_a_worker_follows_a_switch_of_the_mode(live: WorkerWorld) -> None:
+    def followed() -> set[str]:
+        [samples] = [one.samples for one in metrics.REGISTRY.collect() if one.name == "tidegate_scheduler_config_info"]
+        return {sample.labels["mode"] for sample in samples}
+
+    async with working(live, Script(live, "m")):
+        assert followed() == {Policy().mode}
+        await live.store.override_mode(Mode.FIFO)
+        await until(lambda: followed() == {Mode.FIFO}, "the mode to be followed")
+
+
+async def test_a_worker_carries_out_what_an_operator_asked_for_many_jobs(live: WorkerWorld) -> None:
+    jobs = [await live.started(chat_lines(1)) for _ in range(2)]
+    made = await live.store.put_operation(live.id("op"), "operator", OperationScope("cancel"))
+    script = Script(live, "m")
+    script.full.add("m")
+    async with working(live, script):
+        ends = [await live.ended(job) for job in jobs]
+        assert [job.state for job in ends] == [JobState.CANCELLED, JobState.CANCELLED]
+
+        async def is_completed() -> bool:
+            operation = await live.store.get_operation(made.id)
+            return operation is not None and operation.state is OperationState.COMPLETED
+
+        await until(is_completed, "the operation to be completed")
+
+
+async def test_a_worker_forgets_what_ended_long_ago(live: WorkerWorld) -> None:
+    async with working(live, Script(live, "m"), sweep_ms=5, keep=KeepTimes(completed_ms=1, metadata_ms=1)):
+        job = await live.job(chat_lines(1))
+
+        async def is_forgotten() -> bool:
+            return await live.store.any_job(job.id) is None
+
+        await until(is_forgotten, "the job to be forgotten")
 
 
 async def test_a_worker_that_stopped_leaves_no_thread_of_a_hook(

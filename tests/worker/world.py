@@ -37,6 +37,7 @@ from tidegate.core.schedule import Policy, Reason
 from tidegate.core.schedule.policy import ModeOverride
 from tidegate.core.states import JOB_ENDED, JobState
 from tidegate.core.usage.prices import Price
+from tidegate.settings.policy import switched
 from tidegate.stages.ingest.ingest import IngestStage, RunPass
 from tidegate.stages.ingest.ingest_file import ingest_file
 from tidegate.stages.record import FlushLimits
@@ -282,7 +283,7 @@ class Decisions(Policies):
     job_budgets: Mapping[str, tuple[Budget, ...]] = field(default_factory=dict)
 
     def schedule_policy(self, override: ModeOverride) -> Policy:
-        return self.scheduling
+        return switched(self.scheduling, override)
 
     def budgets(self, leased: LeasedSlice) -> tuple[Budget, ...]:
         return self.job_budgets.get(leased.job_id, ())

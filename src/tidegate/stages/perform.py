@@ -447,7 +447,7 @@ class Performer:
             metrics.retry_delay_seconds.of(error.reason).observe((verdict.at_ms - now_ms) / 1000)
             return Again(verdict.at_ms - now_ms, item.attempt_count + int(verdict.counts), error.reason, hand_backs)
         if verdict.code == "batch_expired":
-            return Again(max(0, deadline_ms - now_ms), item.attempt_count, error.reason, hand_backs)
+            return Again(0, item.attempt_count, error.reason, hand_backs)
         if isinstance(error, Overspent):
             metrics.policy_refusals.of(metrics.endpoint_of(leased.endpoint), error.code).inc()
             return _failed(leased, item, error.code, _sentence(error.message))

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.cli.conftest import Desk, Serving
 from tidegate import control
+from tidegate.core.deployments import Secret
 from tidegate.core.errors import SettingsError
 
 LONG = "a-directory-with-a-name-so-long-that-the-address-of-a-socket-has-no-room-for-it-whatever-comes-before"
@@ -110,6 +115,25 @@ def test_the_newest_of_two_processes_has_the_socket_and_keeps_it_when_the_other_
             assert newest != before
             first.close()
         assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("user_id", "is_let_in"), [(0, True), (os.geteuid(), True), (os.geteuid() + 7, False)])
+def test_another_user_is_not_let_in_also_where_root_runs_the_server(user_id: int, is_let_in: bool) -> None:
+    peer: Any = SimpleNamespace(getsockopt=lambda *_: control._CREDENTIALS.pack(1, user_id, 1))
+    assert control.is_peer_owner(peer) == is_let_in
+
+
+def test_a_process_that_ends_takes_nothing_of_the_next_one_along(tmp_path: Path) -> None:
+    with ExitStack() as newest:
+        with control.control_file(tmp_path, "http://old", Secret("a")), control.control_socket(tmp_path):
+            newest.enter_context(control.control_file(tmp_path, "http://new", Secret("b")))
+            newest.enter_context(control.control_socket(tmp_path))
+        found = control.running_control(tmp_path)
+        assert found is not None
+        assert found.url == "http://new"
+        modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in tmp_path.iterdir()}
+        assert modes == {control.NAME: 0o600, control.SOCKET_NAME: 0o600}, "for this user alone"
     assert list(tmp_path.iterdir()) == []
 
 

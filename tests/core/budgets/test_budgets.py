@@ -358,6 +358,13 @@ def test_a_day_with_enough_left_has_nothing_for_smaller_requests_while_a_minute_
     assert (second.requests, second.spent, second.left_tokens) == (0, both.id, 0)
 
 
+def test_a_day_without_a_request_left_has_no_tokens_for_smaller_ones() -> None:
+    day = budget("day", Limit(Period.DAY, 1, 100))
+    ledgers = {day.id: Ledger()}
+    first, second = deal([BudgetRequest((day,), 1, 40), BudgetRequest((day,), 1, 80)], ledgers, START_MS)
+    assert (first.requests, second.requests, second.left_tokens) == (1, 0, 0)
+
+
 def test_limits_that_are_switched_off_do_not_apply() -> None:
     off = budget("off", Limit(Period.MINUTE, requests=1, enabled=False))
     [grant] = deal([BudgetRequest((off,), 9, 9)], {off.id: Ledger()}, START_MS)
@@ -467,3 +474,11 @@ def test_twice_as_many_calls_take_about_twice_as_long_however_many_they_are() ->
     assert some is not None
     assert twice is not None
     assert 1.9 < twice / some < 2.1
+
+
+def test_calls_go_by_the_ways_that_are_open_while_another_is_closed_for_good() -> None:
+    way, closed = (budget("open", minute(10)),), (budget("closed", minute(0)),)
+    alone = calls_take_ms([way], {}, START_MS, CallsAhead(20))
+    assert alone is not None
+    assert calls_take_ms([closed, way], {}, START_MS, CallsAhead(20)) == alone
+    assert calls_take_ms([closed], {}, START_MS, CallsAhead(20)) is None

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.budgets.counting import HOUR, Sliding
+from tidegate.core.budgets.budget import NEVER_MS, Limit, Period
+from tidegate.core.budgets.counting import HOUR, Sliding, calendar_index, calendar_start
 from tidegate.core.budgets.flights import NO_HOLDER, Flights, mark_of
 from tidegate.core.budgets.money import MoneyLedger
 
@@ -91,3 +91,11 @@ def test_what_cost_more_than_was_set_aside_leaves_nothing_until_it_is_paid(perio
     ledger.settle_usage(limit, START_MS, START_MS, 0, 50, 130)
     assert ledger.left(limit, START_MS) == 0
     assert ledger.fits(limit, START_MS, 1, 1) == 0
+
+
+def test_calls_that_are_out_since_yesterday_add_nothing_to_the_limit_of_today() -> None:
+    limit, ledger = Limit(Period.DAY, nano=100), MoneyLedger()
+    midnight = calendar_start(Period.DAY, calendar_index(Period.DAY, START_MS) + 1)
+    ledger.reserve(limit, midnight - 60_000, 1, 60)
+    assert ledger.left(limit, midnight) == 100
+    assert ledger.wait(limit, midnight, 150) == NEVER_MS, "it never fits, so it does not wait for those calls"

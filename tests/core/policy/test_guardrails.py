@@ -316,10 +316,11 @@ def test_what_is_quick_depends_on_the_body_and_on_the_patterns() -> None:
 
 def test_a_text_too_long_to_look_at_is_refused_and_not_left_unseen() -> None:
     for action in Action:
-        rail = Patterns("words", ["x"], action, text_chars_max=100)
-        verdict = rail.check_prompt(chat("y" * 101))
-        assert isinstance(verdict, GuardrailRefusal)
-        assert verdict.code == "guardrail_length"
+        rail = Patterns("words", ["x"], action, replacement="", text_chars_max=100)
+        for text in ("y" * 101, "x" * 101):
+            verdict = rail.check_prompt(chat(text))
+            assert isinstance(verdict, GuardrailRefusal), "nor is it made shorter and let pass"
+            assert verdict.code == "guardrail_length"
         assert rail.check_prompt(chat("y" * 100)) is PASS
 
 

@@ -42,6 +42,7 @@ TREE = {
         ({"exclusiveMinimum": 2, "maximum": 5}, [2.1, 5], [2, 6]),
         ({"minLength": 2}, ["éé", 7], ["é"]),
         ({"pattern": "b+"}, ["abc", 5], ["ac"]),
+        ({"pattern": r"^\d\w$"}, ["3a"], ["3a\n", "٣a", "3é"]),
         (PERSON, [{"name": "Ada"}, {"name": "B", "age": 3, "tags": ["a"]}], [
             {}, {"name": ""}, {"name": "ada"}, {"name": "Adaline"}, {"name": "A", "age": -1}, {"name": "A", "x": 1},
             {"name": "A", "tags": []}, {"name": "A", "tags": ["c"]}, {"name": "A", "tags": ["a"] * 3}, [],

@@ -8,7 +8,7 @@ import sys
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import SettingsError
@@ -38,6 +38,63 @@ def test_nothing_is_found_less_than_python_would(text: str) -> None:
     for pattern, finder in finders().items():
         if re.search(pattern, text):
             assert finder.finds(text), pattern
+
+
+def groups(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    opened = st.sampled_from(["(", "(?:", "(?>", "(?i:", "(?m:", "(?s:", "(?a:"])
+    repeats = st.sampled_from(["", "", "", "?", "*", "+", "{2}", "{0,2}", "*?", "++"])
+    joined = st.builds("".join, st.lists(inner, min_size=1, max_size=4)) | st.builds("{}|{}".format, inner, inner)
+    return st.builds("{}{}){}".format, opened, joined, repeats)
+
+
+STEPS = [
+    "a",
+    "b",
+    "1",
+    "_",
+    "-",
+    r"\n",
+    r"\s",
+    r"\w",
+    r"\d",
+    ".",
+    r"\b",
+    "$",
+    "^",
+    r"\Z",
+    r"\A",
+    "é",
+    "ß",
+    r"\W",
+    "[a-c]",
+    "[^a]",
+    "akia",
+]
+DRAWN_PATTERNS = st.builds(
+    "".join, st.lists(st.recursive(st.sampled_from(STEPS), groups, max_leaves=8), min_size=1, max_size=4)
+)
+SHORT_TEXTS = st.builds("{}{}".format, st.text("ab1_- \nKßé", max_size=5), st.sampled_from(["", "\n", "akia"]))
+
+
+@given(DRAWN_PATTERNS, st.lists(SHORT_TEXTS, min_size=20, max_size=20))
+@example(r"\S(?a:$){1,3}\D", ["K\n"])
+@example(r"x$\s", ["x\n"])
+@example("(?:a$|\n){2}", ["a\n"])
+@example(r"(?:\s|$)(?a:\b)", ["a\n"])
+@example(r"\b($\W)", ["é\n"])
+@example(r"\b(?:é|x$)\s", ["ß x\n"])
+@example(r"(?a:\A\d)", ["1"])
+@example(r"[a-c](?a:\Z)", ["b"])
+def test_no_pattern_finds_less_than_python_would(pattern: str, texts: list[str]) -> None:
+    """What RE2 cannot search for is refused; what it can, it finds in every text, also among others."""
+    try:
+        finder = Finder([pattern], "p")
+    except SettingsError:
+        return
+    for text in filter(re.compile(pattern).search, texts):
+        assert finder.finds(text), text
+        assert finder.may_find_in(f"x\0{text}\0x"), text
+        assert not finder.finds_nothing_in(json.dumps([text]).encode()), text
 
 
 @given(st.lists(st.text([*LETTERS, "\ud800", "?"], max_size=10), max_size=3))
@@ -88,6 +145,7 @@ def test_only_what_json_writes_as_it_is_rules_a_pattern_out(pattern: str, text: 
 
 
 @given(st.text(ASCII, max_size=10))
+@example("0x\n")
 def test_in_ascii_it_is_found_exactly_as_python_would(text: str) -> None:
     for pattern in PATTERNS:
         assert finders()[pattern].finds(text) == (re.search(pattern, text) is not None), pattern

@@ -171,6 +171,7 @@ def test_a_rate_is_what_was_served_while_there_was_work() -> None:
     burst = Minute(7, 2_000, 2_000, 20, busy_ms=20_000, call_ms=80_000)
     assert busy_rates([Minute(6, 0, 0, 0), burst]) == [100.0]
     assert busy_rates([Minute(7, 6_000, 6_000, 60)]) == [100.0], "calls were not counted: the whole minute"
+    assert busy_rates([Minute(7, 60, 60, 1, busy_ms=20)]) == [60.0], "a moment of work shows no such rate"
     slow, fast = Minute(1, 600, 600, 6, 60_000, 60_000), Minute(2, 6_000, 6_000, 60, 30_000, 60_000)
     assert recent_rate([slow, fast]) == 200.0
     assert recent_rate([]) is None

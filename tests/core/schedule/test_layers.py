@@ -101,6 +101,15 @@ def test_a_cap_lets_the_last_slice_in_that_still_fits_and_one_of_any_size_to_an_
         assert sum(picked([job("a")], 9, in_flight_units_max=most).values()) == taken
 
 
+def test_an_owner_that_is_shown_for_a_deadline_alone_was_served_as_much_as_any() -> None:
+    """A look leaves out the flows that were served most, and still shows their jobs that are due first."""
+    jobs = [job("least"), job("most", owner="tenant:b"), job("due", owner="tenant:c")]
+    flows = [FlowView("m", "tenant:a", 1.0, 0.0, 0), FlowView("m", "tenant:b", 1.0, 1_000.0, 0)]
+    look = Snapshot(NOW, {"m": ModelView("m", 64, None, 0, {}, 10.0)}, flows, jobs, {}, 1, 4)
+    [pick] = choose(look, Policy(mode=Mode.FAIR_SHARE)).picks
+    assert (pick.job_id, pick.slice_count) == ("least", 4)
+
+
 def test_as_many_slices_are_dealt_as_a_job_has_ready() -> None:
     assert sum(picked([job("a", left=101, in_flight_units=50)], 9).values()) == 2
     assert sum(picked([job("a", left=100, in_flight_units=50)], 9).values()) == 1

@@ -1,6 +1,7 @@
 """Size and age: small ones first, none for ever last, and the fast lane."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,6 +61,17 @@ def test_a_large_job_has_a_slice_at_every_interval(slots: int) -> None:
     gaps = [after - before for before, after in itertools.pairwise(leased)]
     assert len(leased) >= 5
     assert all(gap <= 5_000 + 2_000 for gap in gaps), gaps
+
+
+def test_a_job_that_no_credit_lifts_to_the_front_is_due_as_a_large_one_is() -> None:
+    def is_due(total_units: int, **ages: Any) -> bool:
+        policy = Policy(large_interval_ms=1_000, large_units=10_000, **ages)
+        one = replace(VIEW, total_units=total_units, created_at=0)
+        return ranking.due_large([one], 1_000, policy) == [one]
+
+    assert [is_due(units, age_units_max=500) for units in (500, 501)] == [False, True]
+    assert [is_due(units, age_units_max=50_000) for units in (10_000, 10_001)] == [False, True]
+    assert is_due(1, age_units_per_s=0)
 
 
 def test_many_large_jobs_take_no_more_than_every_second_slice_of_their_tenant() -> None:

@@ -404,6 +404,16 @@ def test_what_openai_has_no_word_for_is_refused_by_its_path(change: dict[str, An
             "messages[0].tool_calls[0].type",
         ),
         ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}, USER]}, "messages[0].refusal"),
+        (
+            {
+                "messages": [
+                    {"role": "tool", "tool_call_id": "c", "content": "x"},
+                    {"role": "system", "content": "s"},
+                    USER,
+                ]
+            },
+            "messages[1]",
+        ),
         ({"tools": [{"type": "mcp"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"tool_choice": "always"}, "tool_choice"),
@@ -416,6 +426,12 @@ def test_what_anthropic_has_no_word_for_is_refused_by_its_path(change: dict[str,
     assert refused.value.status == 400
     assert refused.value.param == param
     assert param in refused.value.message
+
+
+@pytest.mark.parametrize("temperature", [0, 1, 1.0])
+def test_a_temperature_that_both_have_is_passed_on(temperature: float) -> None:
+    sent = request_to_anthropic(packed({"model": "m", "messages": [USER], "temperature": temperature}))
+    assert json.loads(sent.body)["temperature"] == temperature
 
 
 @given(st.binary(max_size=60) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(packed))

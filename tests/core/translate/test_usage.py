@@ -57,3 +57,11 @@ def test_anthropics_usage_is_the_same_to_a_caller_of_openai(usage: dict[str, Any
 @given(openai)
 def test_openais_usage_is_the_same_to_a_caller_of_anthropic(usage: dict[str, Any]) -> None:
     assert read_anthropic(usage_to_anthropic(usage)) == read_openai(usage)
+
+
+def test_the_parts_of_a_prompt_are_never_more_than_the_prompt() -> None:
+    details = {"cached_tokens": 7, "cache_write_tokens": 9}
+    shown = usage_to_anthropic({"prompt_tokens": 10, "prompt_tokens_details": details})
+    assert (shown["cache_read_input_tokens"], shown["cache_creation_input_tokens"], shown["input_tokens"]) == (7, 3, 0)
+    shown = usage_to_openai({"input_tokens": 5, "input_tokens_details": {"cached_tokens": 9}})
+    assert shown["prompt_tokens_details"] == {"cached_tokens": 5}

@@ -130,6 +130,12 @@ def test_both_exports_say_the_same(entries: list[SpendEntry]) -> None:
     )
 
 
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_name_that_a_spreadsheet_would_run_is_made_harmless(start: str) -> None:
+    [_, line] = csv_lines([SpendEntry(Spend(), user=f"{start}1")], ("user",))
+    assert next(csv.reader(io.StringIO(line.decode(), newline="")))[0] == f"'{start}1"
+
+
 def test_names_with_commas_lines_and_formulas_stay_names() -> None:
     entry = SpendEntry(Spend(), user='=HYPERLINK("x")', team='a,"b"\nc')
     lines = b"".join(csv_lines([entry], ("user", "team"))).decode()

@@ -94,6 +94,27 @@ async def test_lines_of_several_jobs_are_adopted_each_with_what_it_took(
     assert [row[0] for row in sums] == [crc32(lines[at]) for at in (0, 2, 4)], "damage to them would be noticed"
 
 
+async def test_slices_of_a_worker_that_is_declared_gone_meanwhile_wait_until_its_log_is_adopted(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process sweeps too. Freed at once, the items would be sent again though the log has their answers."""
+    job = await world.started(chat_lines(1))
+    victim, lost_workers = Victim(world, job), LostWorkers(world.store, world.blobs)
+    await victim.dies()
+    adopt_logs = lost_workers.adopt_logs
+
+    async def then_is_declared_gone(spool_wait_ms: int = 0) -> set[str]:
+        unread = await adopt_logs(spool_wait_ms)
+        assert await world.store.declare_gone(victim.worker_id, leaving=True)
+        return unread
+
+    monkeypatch.setattr(lost_workers, "adopt_logs", then_is_declared_gone)
+    assert await lost_workers.tend() == 0
+    monkeypatch.setattr(lost_workers, "adopt_logs", adopt_logs)
+    await lost_workers.tend()
+    assert (await world.look(job)).answered_count == 1
+
+
 class Unreadable:
     """Blobs of which one lies on a bad sector."""
 

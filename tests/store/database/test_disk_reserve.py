@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tidegate.store.database.disk_reserve import RESERVE_BYTES, STEP_BYTES, DiskReserve
 
 
@@ -32,6 +34,15 @@ def test_a_disk_with_room_gives_nothing_up(tmp_path: Path) -> None:
     reserve.fill()
     reserve.make_room()
     assert reserve.size_bytes() == RESERVE_BYTES
+
+
+def test_a_nearly_full_disk_keeps_a_step_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskReserve, "_free_bytes", lambda self: 3 * STEP_BYTES - self.size_bytes())
+    reserve = DiskReserve(tmp_path / "store.db")
+    reserve.fill()
+    assert reserve.size_bytes() == 2 * STEP_BYTES
+    reserve.take_back(RESERVE_BYTES)
+    assert reserve.size_bytes() == 3 * STEP_BYTES, "what was there before is taken back whole"
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ async def test_the_durability_that_is_promised_is_really_on(tmp_path: Path) -> N
     for connection in (driver._writer, driver._reader):
         assert connection.pragma("journal_mode") == "wal"
         assert connection.pragma("synchronous") == 2, "FULL"
+        assert connection.pragma("journal_size_limit") == 64 << 20, "a long transaction leaves no large file behind"
         assert connection.pragma("foreign_keys") in (0, 1)
     await driver.close()
 

@@ -14,7 +14,9 @@ from tests.upstream.limits import LASTS_MS, MemoryLimits
 from tidegate import metrics
 from tidegate.core.budgets.budget import Budget, BudgetRequest, Grant, Limit, LimitBound, LimitRoom, Period, SideRoom
 from tidegate.core.errors import LimitsUnavailable, Withheld
-from tidegate.upstream.budgets.budget_client import CONTENDED_ASK_MAX, BudgetClient
+from tidegate.core.usage.prices import CostRange
+from tidegate.upstream.budgets import budget_client as budget_client_module
+from tidegate.upstream.budgets.budget_client import CONTENDED_ASK_MAX, SPENT_MS_MAX, BudgetClient
 from tidegate.upstream.http.transport import SendPermit
 
 pytestmark = pytest.mark.anyio
@@ -82,6 +84,62 @@ async def test_one_that_is_cancelled_with_the_answer_in_hand_gives_it_back(
     assert isinstance((await asyncio.gather(gone, return_exceptions=True))[0], asyncio.CancelledError)
     await budget_client.close()
     assert limits.used("acme") == (1, 100)
+
+
+async def test_money_that_was_set_aside_for_a_cancelled_call_goes_back() -> None:
+    class Paying(GatedLimits):
+        async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+            return [replace(grant, nano=ask.nano) for ask, grant in zip(asks, await super().debit(asks), strict=True)]
+
+    limits = Paying(HandClock())
+    budget_client = BudgetClient(limits, limits.clock)
+    terms = budget_client.terms((Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, nano=1_000),)),))
+    kept, gone = (
+        asyncio.create_task(budget_client.reserve_permit(terms, 0, is_bound=False, cost=CostRange(nano, nano)))
+        for nano in (30, 40)
+    )
+    await limits.asked.wait()
+    gone.cancel()
+    limits.gate.set()
+    assert (await kept).nano == 30
+    await budget_client.close()
+    assert [(one.unsent_requests, one.reserved_nano, one.used_nano) for one in limits.settlements] == [(1, 40, 0)]
+
+
+async def test_a_call_that_waits_long_for_money_asks_now_and_then() -> None:
+    """An operator may raise the budget before it renews."""
+
+    class Poor(MemoryLimits):
+        async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+            return [
+                replace(grant, requests=0, tightest=ask.budgets[0].id, left_nano=0, renews_ms=10 * SPENT_MS_MAX)
+                for ask, grant in zip(asks, await super().debit(asks), strict=True)
+            ]
+
+    limits = Poor(HandClock())
+    budget_client = BudgetClient(limits, limits.clock)
+    terms = budget_client.terms((Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, nano=1_000),)),))
+    with pytest.raises(Withheld) as put_off:
+        await budget_client.reserve_permit(terms, 0, is_bound=False, cost=CostRange(30, 30))
+    assert put_off.value.until_ms == limits.clock.monotonic_ms() + SPENT_MS_MAX
+    await budget_client.close()
+
+
+async def test_calls_go_again_as_soon_as_a_late_answer_comes(
+    budget_client: BudgetClient, limits: GatedLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as hurried:
+        hurried.setattr(budget_client_module, "ANSWER_S_MAX", 0)
+        with pytest.raises(Withheld, match="did not answer in time"):
+            await taking(budget_client)
+        with pytest.raises(Withheld, match="a moment ago"):
+            await taking(budget_client)
+    limits.gate.set()
+    assert budget_client._asking is not None
+    await budget_client._asking
+    assert (await taking(budget_client)).tokens == 100
+    await budget_client.close()
+    assert limits.used("acme") == (1, 100), "what was granted too late went back"
 
 
 async def test_one_that_is_cancelled_before_the_question_is_not_asked_for(

@@ -415,19 +415,25 @@ async def test_one_request_and_the_sum_of_tokens_are_weighed(world: RouterWorld)
     assert sum(sizes(server)) == 8
 
 
-async def test_no_group_is_sent_for_an_item_whose_job_was_paused(world: RouterWorld) -> None:
+@pytest.mark.parametrize("stopped", ["both", "the second"])
+async def test_no_group_is_sent_for_an_item_that_may_not_begin_any_more(world: RouterWorld, stopped: str) -> None:
+    """Its job was paused, or the slice of one of the items was lost to another worker."""
     gate, paused = Gate(embed), asyncio.Event()
     async with RawServer(gate) as server, world.router(grouped(server.url, max_in_flight=1)) as router:
         first = asyncio.create_task(router.send(item(world, "first")))
         await eventually(lambda: len(server.posts) == 1, "the only slot to be taken")
-        calls = [item(world, text, may_begin=lambda: not paused.is_set()) for text in ("one", "two")]
+        calls = [
+            item(world, text, may_begin=lambda is_stopped=is_stopped: not (is_stopped and paused.is_set()))
+            for text, is_stopped in (("one", stopped == "both"), ("two", True))
+        ]
         waiting = asyncio.create_task(together(router, calls))
         await asyncio.sleep(0.01)
         paused.set()
         gate.opened.set()
         await first
         await waiting
-    assert len(server.posts) == 1
+    assert not [request for request in server.posts if "two" in inputs_of(request)]
+    assert stopped == "the second" or len(server.posts) == 1
 
 
 async def test_no_group_is_sent_for_an_item_whose_lease_may_be_over(world: RouterWorld) -> None:

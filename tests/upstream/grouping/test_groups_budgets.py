@@ -66,9 +66,11 @@ async def test_items_that_shared_a_call_cost_together_what_its_budget_paid(world
     async with RawServer(vague) as server:
         place = grouped(server.url, price=PRICE)
         async with world.router(place, policy=AT_ONCE, capacity=Capacity(ledgers)) as router:
-            found = await together(router, [item(world, "x" * (at + 1), budgets=budgets) for at in range(8)])
+            found = await together(router, [item(world, "x" * (40 * at + 1), budgets=budgets) for at in range(8)])
     assert sizes(server) == [8]
     assert 0 < lines_of(found) == 100_000 - ledgers.left(budgets[0])
+    prompts = [one.priced.input_tokens for one in found if isinstance(one, Answer) and one.priced is not None]
+    assert prompts[0] < prompts[-1], "each pays by its length"
 
 
 async def test_chats_that_shared_a_call_cost_together_what_its_budget_paid(world: RouterWorld) -> None:

@@ -88,6 +88,19 @@ async def test_connections_are_reused_and_cookies_are_not_kept() -> None:
     assert all("Cookie" not in request.headers for request in server.requests)
 
 
+@pytest.mark.parametrize("interactive", [True, False])
+async def test_a_stream_gives_back_the_kind_of_slot_that_it_took(interactive: bool) -> None:
+    """Otherwise users' calls would widen what batch may use of the connections, or narrow it."""
+    limits = HttpLimits(connections_max=4, kept_alive_max=1, interactive_connections=2)
+    async with RawServer() as server, line_to(server, limits) as (transport, line, url):
+        for is_whole in (True, False, True, False):
+            stream = await line.open(UpstreamRequest(url, "k", b"{}"), 10, interactive=interactive)
+            if is_whole:
+                await stream.read_whole()
+            stream.close()
+        assert [transport._slots.take_slot(interactive=False) for _ in range(3)] == [True, True, False]
+
+
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     async with RawServer() as server, line_to(server) as (_, line, url):

@@ -114,6 +114,20 @@ async def test_a_process_that_is_answered_obeys_no_report_of_the_model(world: Ro
             assert router.free_slots("m") > 0
 
 
+def test_a_process_that_was_answered_obeys_the_reports_again_once_a_call_of_its_own_has_failed() -> None:
+    clock, server = HandClock(), Server("a")
+    rests, states = LocalRests(clock), list[Any]([server])
+    pressure = Backpressure(rests, clock, DeploymentPolicy(), states)
+    pressure.answered(states[0])
+    rests.publish("model:m", 60_000)
+    pressure.obey()
+    assert server.background_until_ms == 0.0
+    server.is_open = False
+    pressure.failed(states[0])
+    pressure.obey()
+    assert server.background_until_ms == clock.monotonic + 60_000
+
+
 async def test_as_long_as_one_server_is_healthy_the_model_is_not_left_alone(world: RouterWorld) -> None:
     rests = LocalRests(world.clock)
     async with RawServer(always(503)) as ill, RawServer() as well:

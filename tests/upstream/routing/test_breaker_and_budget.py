@@ -85,6 +85,13 @@ def test_a_rejected_key_pauses_with_rarer_probes_until_it_works() -> None:
     breaker.end_probe()
     assert breaker.succeeded()
     assert not breaker.is_open
+    for _ in range(BreakerPolicy().consecutive_failures_max):
+        breaker.failed(130_000)
+    assert (breaker.state, breaker.is_paused) == (BreakerState.OPEN, False), (
+        "the key works: what fails now is the server"
+    )
+    breaker.begin_probe(135_000)
+    assert breaker.ready_at_ms == 140_000
 
 
 def test_successes_of_long_ago_do_not_hide_a_failing_hour() -> None:

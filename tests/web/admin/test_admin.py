@@ -14,7 +14,7 @@ from tests.web.admin.conftest import AdminDesk
 from tests.web.calls import is_error
 from tests.web.server import OPERATOR, model_at
 from tidegate import metrics
-from tidegate.core import keys
+from tidegate.core import ids, keys
 from tidegate.core.errors import StoreUnavailable
 from tidegate.core.nouns import PublishTurns
 from tidegate.core.ports import Present
@@ -231,12 +231,18 @@ def test_a_batch_whose_files_cannot_be_published_says_so_and_its_end_is_logged(d
     web.run(web.store.close_job(desk.our_batch, 0))
     web.rewrite("update jobs set step_not_before = 9999999999999, step_failures = 4 where state = 'finalizing'")
     explained = " ".join(desk.reader.get(f"{path}/explain").json()["why"])
-    assert "Publishing its result files failed 4 times; it is tried again in" in explained
+    for_owner = " ".join(desk.ours.get(f"/v1/batches/{desk.our_batch}/explain").json()["why"])
+    for sentences in (explained, for_owner):
+        assert "Publishing its result files failed 4 times; it is tried again in" in sentences
+    assert ("tidegate doctor" in explained, "tidegate doctor" in for_owner) == (True, False), (
+        "that is the operator's to do"
+    )
     with structlog.testing.capture_logs() as logged:
         for _ in range(2):
             assert desk.writer.post(f"{path}/abandon").json()["status"] == "failed"
     [ended] = [line for line in logged if line["event"] == "job_failed"]
     assert (ended["job"], ended["completed"], ended["failed"]) == (desk.our_batch, 1, 1)
+    assert ended["log_level"] == "warning"
     assert ended["why"].startswith("An operator gave up publishing this batch")
 
 
@@ -268,6 +274,13 @@ def test_what_runs_and_waits_over_all_tenants(desk: AdminDesk) -> None:
         "deliveries?status=x",
     ):
         assert desk.reader.get(f"/admin/v1/{path}").status_code == 400, path
+
+
+def test_a_process_whose_heartbeat_is_overdue_is_shown_as_lost(desk: AdminDesk) -> None:
+    silent = ids.make("worker", bytes(ids.RANDOM_BYTES))
+    desk.web.run(desk.web.store.enlist_worker(silent, "host", "1", lease_ms=0))
+    shown = {one["id"]: one["state"] for one in desk.reader.get("/admin/v1/workers").json()["data"]}
+    assert shown == {desk.web.worker_id: "alive", silent: "lost"}
 
 
 def test_an_autoscaler_learns_how_many_are_needed(desk: AdminDesk) -> None:

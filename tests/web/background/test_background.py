@@ -215,7 +215,10 @@ def test_an_answer_says_which_tier_served_it(web: WebServer, client: httpx2.Clie
     made(client, key, interactive_after_seconds=0)
     made(client, key, interactive_after_seconds=0)
     is_error(client.post(PATH, json={**ASK, "interactive_after_seconds": 1}, headers=key), {"status": 422})
-    assert made(client, interactive_after_seconds=None)["status"] == "queued"
+    never = made(client, interactive_after_seconds=None)
+    assert never["status"] == "queued"
+    asked = client.get(f"/v1/files/{web.job(job_id(never)).input_file_id}/content").json()
+    assert asked["body"] == {"model": "m", "input": "Hi\n"}
 
 
 def test_a_cancelled_response_wakes_those_who_end_it_and_is_not_waited_for(

@@ -71,6 +71,13 @@ def test_a_field_of_background_responses_is_the_servers_own_elsewhere(world: Gat
     assert json.loads(world.upstreams[0].posts[0].body) == asked
 
 
+def test_a_call_that_is_interactive_at_once_may_say_that_it_never_turns_so(world: GatewayWorld) -> None:
+    world.start()
+    asked = {"model": "m", "input": "Hi"}
+    world.client().post("/v1/responses", json={**asked, "interactive_after_seconds": None})
+    assert json.loads(world.upstreams[0].posts[0].body) == asked, "a model server does not know this field"
+
+
 def test_a_large_body_is_judged_too(world: GatewayWorld) -> None:
     world.start()
     inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}

@@ -231,9 +231,14 @@ def test_what_an_upstream_does_after_its_last_event_does_not_spoil_a_translated_
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("pieces", [split("hello")[:-1], []], ids=["no end", "nothing"])
+@pytest.mark.parametrize(
+    "pieces", [split("hello")[:-1], [], [*split("hello"), b""]], ids=["no end", "nothing", "end behind the last event"]
+)
 async def test_a_translated_stream_is_judged_as_its_client_would_get_it(pieces: list[bytes]) -> None:
-    """The engine's stream may end without its last event: what the translator says then belongs to the answer."""
+    """The engine's stream may end without its last event: what the translator says then belongs to the answer.
+
+    It is read to its end, or other calls could not use its connection.
+    """
 
     async def read() -> bytes:
         return rest.pop(0) if rest else b""
@@ -243,3 +248,4 @@ async def test_a_translated_stream_is_judged_as_its_client_would_get_it(pieces: 
     judged, taken = WholeAnswer(MESSAGES, 1 << 20), WholeAnswer(MESSAGES, 1 << 20)
     taken.feed(await _collected(response, StreamToAnthropic(), judged))
     assert judged.end_stream() == taken.end_stream()
+    assert rest == []

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.ports import FairDice
 from tests.support.processes import wait_until
 from tests.upstream.raw_server import Peer, Request
+from tests.upstream.world import deployment
 from tests.web.gateway_world import ASK, CHAT, MESSAGES, GatewayWorld
 from tests.web.upstream import STREAM_HEAD, answers, chat_with, chunk, chunked, event, streams
 from tidegate.core.budgets.budget import Limit, Period
 from tidegate.core.errors import StoreUnavailable
+from tidegate.core.nouns import Caller, Usage
 from tidegate.core.usage.prices import NANO
 from tidegate.core.usage.spending import SpendEntry
+from tidegate.interactive_usage import InteractiveUsageBook
 from tidegate.settings.capacity import DeploymentPrice
 
 # Only batch work gets the discount.
@@ -43,7 +48,8 @@ def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: Gateway
     """Whole, streamed, and one that does not say what it used."""
     first = chunk("a"), chunk("b", finish="stop"), event({"choices": [], "usage": USAGE}), b"data: [DONE]\n\n"
     world.start(answers(chat_with("hi", 10, 4)), options=[PRICE])
-    client = world.client(world.web.make_key("acme", team="red", user="ann"))
+    secret = world.web.make_key("acme", team="red", user="ann")
+    client = world.client(secret)
     for _ in range(3):
         assert client.post(CHAT, json=ASK).status_code == 200
     [entry] = counted(world, 3)
@@ -54,6 +60,8 @@ def test_each_call_is_on_record_once_with_its_tokens_and_its_cost(world: Gateway
         "m",
         "u0",
     )
+    assert entry.key
+    assert entry.key in secret
     assert (entry.spend.calls, entry.spend.usage.input_tokens, entry.spend.usage.output_tokens) == (3, 30, 12)
     assert entry.spend.cost.total_nano == 3 * (10 * NANO // 1_000 + 4 * NANO // 500)
     world.upstreams[0].becomes(streams(*first))
@@ -121,6 +129,21 @@ def test_a_store_that_is_away_loses_no_call_and_counts_none_twice(world: Gateway
     [entry] = counted(world, 3)
     assert entry.spend.calls == 3
     assert numbers[0] == numbers[1] == numbers[2]
+
+
+@pytest.mark.anyio
+async def test_what_the_last_calls_used_is_written_when_the_process_stops() -> None:
+    written: list[int] = []
+
+    async def add_interactive(writer: str, number: int, entries: list[SpendEntry]) -> None:
+        await asyncio.sleep(0)
+        written.append(sum(one.spend.calls for one in entries))
+
+    store: Any = SimpleNamespace(add_interactive=add_interactive)
+    book = InteractiveUsageBook(store, FairDice(1))
+    book.add(Caller("tenant"), "m", deployment("http://h/"), Usage(1, 0, 1))
+    await book.close()
+    assert written == [1]
 
 
 def test_a_keys_own_limits_bind_its_interactive_calls(world: GatewayWorld) -> None:

@@ -31,6 +31,20 @@ def test_durations_are_written_as_openai_does(ms: int, text: str) -> None:
     assert dict(limit_headers([room]))[b"x-ratelimit-reset-requests"] == text.encode()
 
 
+@pytest.mark.parametrize(("ms", "rest"), [(0, ";t=0"), (1, ";t=1"), (1_000, ";t=1"), (1_001, ";t=2"), (NEVER_MS, "")])
+def test_the_seconds_until_all_is_back_are_never_too_few(ms: int, rest: str) -> None:
+    room = LimitRoom(BUDGET, Period.MINUTE, SideRoom(10, 1, ms), None)
+    assert dict(limit_headers([room]))[b"ratelimit"].decode() == f'"requests";r=1{rest}'
+
+
+def test_of_limits_with_as_little_left_the_one_that_is_back_last_is_shown() -> None:
+    rooms = [
+        LimitRoom(BUDGET, period, SideRoom(10, 0, ms), None)
+        for period, ms in ((Period.MINUTE, 30_000), (Period.DAY, 50_000_000), (Period.HOUR, 600_000))
+    ]
+    assert dict(limit_headers(rooms))[b"ratelimit"] == b'"requests";r=0;t=50000'
+
+
 def test_there_are_no_headers_for_limits_that_are_not_known() -> None:
     assert limit_headers([]) == []
     assert limit_headers([LimitRoom(BUDGET, Period.MINUTE, None, None)]) == []

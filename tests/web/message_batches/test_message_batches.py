@@ -181,6 +181,16 @@ def test_a_batch_that_ends_before_it_begins_has_a_result_for_each_request(
     assert client.get(ended["results_url"]).content == b""
 
 
+def test_a_batch_that_expires_before_it_begins_has_expired_results(web: WebServer, client: httpx2.Client) -> None:
+    batch = made(client, "a")
+    web.rewrite("update jobs set expires_at = 1")
+    assert web.run(web.store.expire_job(job_id(batch)))
+    assert web.run(web.store.end_unstarted(job_id(batch)))
+    ended = client.get(f"{PATH}/{batch['id']}").json()
+    assert (ended["request_counts"]["canceled"], ended["request_counts"]["expired"]) == (0, 1)
+    assert client.get(ended["results_url"]).json() == {"custom_id": "a", "result": {"type": "expired"}}
+
+
 def test_pages(start_web: Callable[..., WebServer]) -> None:
     web = start_web()
     with web.client() as client:

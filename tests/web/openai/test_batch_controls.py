@@ -17,7 +17,7 @@ ALL_CONTROLS = {
     "priority": -100,
     "not_before": None,
     "max_cost": "0.50",
-    "max_errors": {"share": 0.25, "after": 10},
+    "max_errors": {"share": 0.0157, "after": 10},
 }
 
 
@@ -25,7 +25,7 @@ def test_a_batch_is_created_with_everything_that_can_be_changed(client: httpx2.C
     moment = int(time.time()) + 3_600
     made = create(client, upload(client), **(ALL_CONTROLS | {"not_before": moment}))["tidegate"]
     assert (made["priority"], made["not_before"], made["paused_at"]) == (-100, moment, None)
-    assert (made["max_cost"], made["max_errors"]) == ("0.5", {"count": None, "share": 0.25, "after": 10})
+    assert (made["max_cost"], made["max_errors"]) == ("0.5", {"count": None, "share": 0.0157, "after": 10})
     assert made["stopped_by"] is None
     plain = create(client, upload(client))["tidegate"]
     assert (plain["priority"], plain["not_before"], plain["max_cost"], plain["max_errors"]) == (0, None, None, None)

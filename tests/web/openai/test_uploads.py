@@ -83,6 +83,8 @@ def test_parts_that_arrive_at_once_are_bounded(start_web: Any, monkeypatch: pyte
         slow.sendall(head.encode() + b"Content-Type: multipart/form-data; boundary=XX\r\n\r\n" + body[:90])
         wait_until(lambda: web.statement("select count(*) from blobs") == [(1,)], 20, "the first part to be under way")
         is_error(send(client, upload_id, b"x"), {"status": 429, "code": "too_many_uploads"})
+        joined = client.post(f"/v1/uploads/{upload_id}/complete", json={"part_ids": ["part_x"]})
+        is_error(joined, {"status": 429, "code": "too_many_uploads"})
         slow.sendall(body[90:])
         assert slow.recv(65_536).startswith(b"HTTP/1.1 200 ")
 

@@ -5,8 +5,9 @@ spelled out as Python understands it: `\\d`, `\\w` and `\\s` mean all of Unicode
 case does not matter matches every letter that Python takes for it.
 
 RE2's own `\\b` knows ASCII alone. So it is kept beside ASCII letters, digits and underscores, and
-beside anything else it always holds: a pattern may find more than Python would, never less. What
-RE2 cannot run (references back, looking around, `\\B`) is refused.
+beside anything else it always holds; and a `$` with more of the pattern behind it holds at every
+line end. So a pattern may find more than Python would, never less. What RE2 cannot run (references
+back, looking around, `\\B`) is refused.
 """
 
 import functools
@@ -40,11 +41,15 @@ _TRAILED = "TRAILED"
 _PLAIN_LITERAL = re.compile(rb"[ !#-\[\]-~]+")
 # What may be read in another way than it is written: escapes but of line breaks, tabs and quotes.
 _READ_OTHERWISE = re.compile(rb'\\[^nrt"]')
+# As a number: the complement of Python's flags has no flags of our own.
+_ALPHABETS = int(re.ASCII | re.UNICODE)
 # A flag of our own beside Python's: the text has only ASCII.
 _ASCII_TEXT = 1 << 30
 # Another flag of our own: the text is a part of a longer one, so its beginning and end may be
 # anywhere.
 _WITHIN = 1 << 29
+# And another: more of the pattern stands behind this part of it.
+_FOLLOWED = 1 << 28
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 _REFUSED = {
     "GROUPREF": "refers back to a group: write the group out again",
@@ -176,7 +181,7 @@ class _Writer:
 
     def sequence(self, steps: list[RegexStep], flags: int, *, lead: bool = False, trail: bool = False) -> str:
         """Write several steps that follow one another."""
-        steps = _with_boundaries(steps, flags)
+        steps = _with_boundaries(_with_ends_last(steps), flags)
         while steps and _is_boundary(steps[0], flags):
             lead, steps = True, steps[1:]
         while steps and _is_boundary(steps[-1], flags):
@@ -189,9 +194,11 @@ class _Writer:
             return ""
         # Beside `^` and `$`, the boundary belongs to the characters on their other side.
         if lead and str(steps[0][0]) == "AT":
-            return self._at(str(steps[0][1]), flags) + self.sequence(steps[1:], flags, lead=True, trail=trail)
+            first = self._at(str(steps[0][1]), flags | _FOLLOWED)
+            return first + self.sequence(steps[1:], flags, lead=True, trail=trail)
         if trail and str(steps[-1][0]) == "AT":
-            return self.sequence(steps[:-1], flags, lead=lead, trail=True) + self._at(str(steps[-1][1]), flags)
+            before = self.sequence(steps[:-1], flags | _FOLLOWED, lead=lead, trail=True)
+            return before + self._at(str(steps[-1][1]), flags)
         if lead:
             return self._led(steps, flags, trail=trail)
         if trail:
@@ -200,7 +207,8 @@ class _Writer:
         for number, step in enumerate(steps):
             if _is_boundary(step, flags):
                 return out + self.sequence(steps[number:], flags)
-            out += self._step(step, flags, lead=False, trail=False)
+            is_last = number == len(steps) - 1
+            out += self._step(step, flags if is_last else flags | _FOLLOWED, lead=False, trail=False)
         return out
 
     def _led(self, steps: list[RegexStep], flags: int, *, trail: bool) -> str:
@@ -209,19 +217,19 @@ class _Writer:
         if not rest:
             return self._step(first, flags, lead=True, trail=trail)
         if trail and all(map(_may_be_empty, rest)):
-            with_last = self.sequence(steps[:-1], flags, lead=True)
+            with_last = self.sequence(steps[:-1], flags | _FOLLOWED, lead=True)
             with_last += self._step(_at_least_once(rest[-1]), flags, lead=False, trail=True)
             return f"(?:{with_last}|{self.sequence(steps[:-1], flags, lead=True, trail=True)})"
         behind = self.sequence(rest, flags, trail=trail)
         if not _may_be_empty(first):
-            return self._step(first, flags, lead=True, trail=False) + behind
-        with_it = self._step(_at_least_once(first), flags, lead=True, trail=False) + behind
+            return self._step(first, flags | _FOLLOWED, lead=True, trail=False) + behind
+        with_it = self._step(_at_least_once(first), flags | _FOLLOWED, lead=True, trail=False) + behind
         return f"(?:{with_it}|{self.sequence(rest, flags, lead=True, trail=trail)})"
 
     def _trailed(self, steps: list[RegexStep], flags: int) -> str:
         """Write steps with a boundary after the last that is not empty."""
         rest, last = steps[:-1], steps[-1]
-        before = self.sequence(rest, flags)
+        before = self.sequence(rest, flags | _FOLLOWED)
         if not _may_be_empty(last):
             return before + self._step(last, flags, lead=False, trail=True)
         with_it = before + self._step(_at_least_once(last), flags, lead=False, trail=True)
@@ -245,8 +253,8 @@ class _Writer:
             return f"(?:{'|'.join(ways)})"
         if name == "SUBPATTERN":
             inner = (flags | what[1]) & ~what[2]
-            if what[1] & (re.ASCII | re.UNICODE):
-                inner = inner & ~(re.ASCII | re.UNICODE) | what[1]
+            if what[1] & _ALPHABETS:
+                inner = inner & ~_ALPHABETS | what[1]
             return f"(?:{self.sequence(list(what[3]), inner, lead=lead, trail=trail)})"
         if name == "ATOMIC_GROUP":
             return f"(?:{self.sequence(list(what), flags, lead=lead, trail=trail)})"
@@ -256,6 +264,8 @@ class _Writer:
 
     def _repeat(self, name: str, what: Any, flags: int, *, lead: bool, trail: bool) -> str:
         least, most, steps = what[0], what[1], list(what[2])
+        if _is_endless(most) or int(most) > 1:
+            flags |= _FOLLOWED
         lazy = "?" if name == "MIN_REPEAT" else ""
 
         def times(low: int, high: Any) -> str:
@@ -285,11 +295,13 @@ class _Writer:
         if flags & _WITHIN and place not in ("AT_BOUNDARY", "AT_NON_BOUNDARY"):
             return ""
         many = bool(flags & re.MULTILINE)
+        # Python's `$` also matches before a line end that is the text's last character, and what
+        # follows it may match that line end. RE2 cannot say so: there it matches before any.
+        at_end = "(?m:$)" if many or flags & _FOLLOWED else r"(?:\n?\z)"
         return {
             "AT_BEGINNING": "(?m:^)" if many else r"\A",
             "AT_BEGINNING_STRING": r"\A",
-            # Python's `$` also matches before a line end that is the text's last character.
-            "AT_END": "(?m:$)" if many else r"(?:\n?\z)",
+            "AT_END": at_end,
             "AT_END_STRING": r"\z",
             "AT_BOUNDARY": r"\b",
             "AT_NON_BOUNDARY": r"\B",
@@ -298,6 +310,20 @@ class _Writer:
 
 def _is_boundary(step: RegexStep, flags: int) -> bool:
     return str(step[0]) == "AT" and str(step[1]) == "AT_BOUNDARY" and not flags & (re.ASCII | _ASCII_TEXT)
+
+
+def _with_ends_last(steps: list[RegexStep]) -> list[RegexStep]:
+    """Put each `$` behind what else is asked of the same place."""
+    out: list[RegexStep] = []
+    for step in steps:
+        if str(step[0]) == "AT" and str(step[1]) != "AT_END":
+            place = len(out)
+            while place and str(out[place - 1][1]) == "AT_END":
+                place -= 1
+            out.insert(place, step)
+        else:
+            out.append(step)
+    return out
 
 
 def _with_boundaries(steps: list[RegexStep], flags: int) -> list[RegexStep]:

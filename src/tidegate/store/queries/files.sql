@@ -53,9 +53,9 @@ limit 1;
 
 -- file_used --
 -- Whether a job uses a file as its input.
-select id from jobs where input_file_id = :id and kind <> 'deleted'
+select id from jobs where input_file_id = :id
 union all
-select j.id from job_inputs i join jobs j on j.id = i.job_id where i.file_id = :id and j.kind <> 'deleted'
+select job_id from job_inputs where file_id = :id
 limit 1;
 
 -- file_delete --

@@ -102,8 +102,9 @@ limit :count_max;
 -- Lease ready slices under a token that the caller made, so that the call can be replayed. The
 -- lease is committed before any call is sent. A worker that is gone gets nothing. Slices that lost
 -- three or more owners are suspects: a worker has at most :suspects_max of them at a time, and
--- takes those that lost most owners first. While slices of the job that lost owners are leased or
--- have just been freed, its last :kept slices that lost none are left for checks.
+-- takes those that lost most owners first. While slices of the job that lost owners are leased,
+-- rest, or have just been freed, its last :kept slices that lost none are left for checks; and
+-- beside one that lost more than three, the last :kept that lost fewer than it.
 -- moves: slices: ready -> leased
 with suspects as (
     select q.first as suspect_first from slices q
@@ -118,13 +119,15 @@ with suspects as (
     select s.job_id as picked_job, s.first as picked_first from slices s
     where s.job_id = :job_id and s.model = :model and s.state = 'ready' and s.ready_at <= now_ms()
         and (s.lost_count < 3 or s.first in (select suspect_first from suspects))
-        and (s.lost_count > 0 or cast(:kept as bigint) = 0 or not (
+        and (cast(:kept as bigint) = 0 or not (
             exists (select 1 from slices z where z.job_id = :job_id and z.model = :model and z.state = 'leased'
-                and z.lost_count between 1 and :search_max)
-            or exists (select 1 from slices y where y.job_id = :job_id and y.model = :model and y.state = 'ready' and y.lost_count > 0
-                and y.lost_count <= :search_max and y.ready_at > now_ms() - 10000)
+                and z.lost_count > s.lost_count and z.lost_count <= :search_max and (s.lost_count = 0 or z.lost_count > 3))
+            or exists (select 1 from slices y where y.job_id = :job_id and y.model = :model and y.state = 'ready'
+                and y.lost_count > s.lost_count and y.lost_count <= :search_max and (s.lost_count = 0 or y.lost_count > 3)
+                and y.ready_at > now_ms() - 10000)
         ) or s.first < (
-            select r.first from slices r where r.job_id = :job_id and r.model = :model and r.state = 'ready' and r.lost_count = 0
+            select r.first from slices r where r.job_id = :job_id and r.model = :model and r.state = 'ready'
+                and r.lost_count <= s.lost_count
             order by r.first desc limit 1 offset case when cast(:kept as bigint) > 0 then cast(:kept as bigint) - 1 else 0 end
         ))
     order by s.first

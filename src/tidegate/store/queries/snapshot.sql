@@ -64,15 +64,15 @@ where s.state = 'leased';
 -- part has_startable_slice --
 -- Whether a job `o` of a model has a slice that this worker may lease: due, and with fewer than
 -- :lost_below lost owners. While a culprit is searched for (:is_searching), a job with a leased
--- slice that lost owners keeps its last :kept slices that lost none for checks. `(select 1 ...
+-- slice that lost owners keeps its last :kept slices that lost fewer for checks. `(select 1 ...
 -- order by ... limit 1) is not null` means `exists`, but no planner turns it into a join of whole
 -- tables.
 (select 1 from slices s where s.job_id = o.job_id and s.model = o.model and s.state = 'ready'
-    and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0 or s.lost_count > 0
-        or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model
-            and z.state = 'leased' and z.lost_count between 1 and :search_max)
+    and s.ready_at <= :now and s.lost_count < :lost_below and (cast(:is_searching as bigint) = 0
+        or not exists (select 1 from slices z where z.job_id = o.job_id and z.model = o.model and z.state = 'leased'
+            and z.lost_count > s.lost_count and z.lost_count <= :search_max and (s.lost_count = 0 or z.lost_count > 3))
         or (select 1 from slices r where r.job_id = o.job_id and r.model = o.model and r.state = 'ready'
-            and r.lost_count = 0 order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null;
+            and r.lost_count <= s.lost_count order by r.first limit 1 offset :kept) is not null) order by s.first limit 1) is not null;
 
 -- part job_columns --
 -- The columns that the scheduler needs of a job `o` of a model.

@@ -57,7 +57,7 @@ class Ingests(Table):
         turns = choose_inputs(waiting, clock, count_max, sizes[1])
         rows = await tx.many_returning("ingest_take", sorted((token, worker_id, turn.job_id) for turn in turns))
         mine = {row[0] for row in rows}
-        await _advance(tx, lane, clock, [turn for turn in turns if turn.job_id in mine])
+        await _advance(tx, lane, [turn for turn in turns if turn.job_id in mine])
         return [turn.job_id for turn in turns if turn.job_id in mine]
 
     @writes
@@ -117,12 +117,13 @@ async def _waiting_inputs(tx: Tx, tenant_id: str, count_max: int, bounds: Mappin
     return [WaitingInput(*row) for row in rows]
 
 
-async def _advance(tx: Tx, lane: IngestLane, clock: int, turns: Sequence[IngestTurn]) -> None:
+async def _advance(tx: Tx, lane: IngestLane, turns: Sequence[IngestTurn]) -> None:
     if not turns:
         return
     places = {turn.tenant_id: turn.end for turn in turns}
     await tx.many("ingest_place_put", [(lane, tenant_id, place) for tenant_id, place in places.items()])
-    clock = max(clock, *(turn.start for turn in turns))
+    # No turn starts before the clock.
+    clock = max(turn.start for turn in turns)
     await tx.all("ingest_clock_set", lane=lane, clock=clock)
     await tx.all("ingest_places_forget", lane=lane, clock=clock)
 

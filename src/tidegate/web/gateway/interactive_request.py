@@ -107,12 +107,12 @@ def read_interactive_request(body: bytes, endpoint: str, depth_max: int) -> Inte
     if is_background:
         _check_background(body, read.service_tier, is_stream=bool(read.stream))
     after_s = None
-    if plain is None and endpoint == RESPONSES:
-        after_s = _interactive_after_s(body, is_background=is_background)
+    ours: tuple[str, ...] = ("service_tier", "background") if is_flex or is_background else ()
+    if plain is None and endpoint == RESPONSES and (given := _members(body).get(INTERACTIVE_AFTER)) is not None:
+        after_s = _interactive_after_s(given, is_background=is_background)
+        ours += (INTERACTIVE_AFTER,)
     names_model = read.model is not msgspec.UNSET
-    sent = body
-    if is_flex or is_background:
-        sent = _without(body, ("service_tier", "background", *([] if after_s is None else [INTERACTIVE_AFTER])))
+    sent = _without(body, ours) if ours else body
     return InteractiveRequest(
         model, bool(read.stream), is_flex, sent, names_model, plain is not None, is_background, after_s
     )
@@ -130,11 +130,10 @@ def _is_background(value: object, endpoint: str) -> bool:
     return value
 
 
-def _interactive_after_s(body: bytes, *, is_background: bool) -> int | None:
+def _interactive_after_s(given: msgspec.Raw, *, is_background: bool) -> int | None:
     """Return after how long a background response is sent like an interactive call; None for
     never."""
-    given = _members(body).get(INTERACTIVE_AFTER)
-    if given is None or bytes(given).strip() == b"null":
+    if bytes(given).strip() == b"null":
         return None
     if not is_background:
         message = f"`{INTERACTIVE_AFTER}` needs `background: true`: any other call is interactive at once."
