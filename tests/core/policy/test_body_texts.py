@@ -195,6 +195,31 @@ def test_parts_of_every_list_that_is_read_on_are_put_together(parts: str, name: 
     assert "secret" in looked_at({parts: [{name: "sec"}, {name: "ret"}]}, is_answer=True)[0]
 
 
+THINKING = {"type": "thinking", "thinking": "hm", "signature": "s"}
+REASONING = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}], "content": []}
+
+
+@pytest.mark.parametrize("thought", [THINKING, {"type": "redacted_thinking", "data": "hm"}, REASONING])
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_texts_around_a_thought_meet_because_servers_drop_thoughts(thought: dict[str, Any], is_answer: bool) -> None:
+    parts = [{"type": "text", "text": "sec"}, thought, {"type": "text", "text": "ret"}]
+    assert "secret" in looked_at({"content": parts}, is_answer=is_answer)[0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": [{"role": "user", "content": "sec"}, REASONING, {"role": "user", "content": "ret"}]},
+        {"messages": [{"role": "assistant", "content": ["sec", THINKING]}, {"role": "assistant", "content": "ret"}]},
+        {"messages": [{"role": "assistant", "content": [{"content": ["sec", THINKING]}, "ret"]}]},
+    ],
+)
+def test_texts_of_neighbours_around_a_thought_meet(body: dict[str, Any]) -> None:
+    texts, unseen = looked_at(body)
+    assert ("secret" in texts, unseen) == (True, "")
+    assert "hm" in texts
+
+
 def test_what_has_too_many_values_is_one_text() -> None:
     body = b'{"text":"secret","odd":[' + b"{}," * NODES_MAX + b"{}]}"
     assert looked_at(body) == ([body.decode()], "it has too many values")

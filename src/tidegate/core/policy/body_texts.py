@@ -92,6 +92,9 @@ _TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", 
 # The fields that may hold the text of a document.
 _TEXT_DATA = ("data", *_TEXT_NAMES)
 _RIVALS = frozenset(_TEXT_DATA)
+# Servers, and our own translation, leave a model's thoughts out of what they read again: the texts around
+# them meet.
+_THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
 # Servers take both roles for the operator's words.
 SAME_ROLES = {"developer": "system"}
 # Fields that the model server writes about its answer, and never the model.
@@ -197,7 +200,13 @@ class BodyTexts:
             self.texts += [token.decode() for token in _LONG_NUMBER.findall(self._body)]
 
     def _join(self, parts: list[Any]) -> None:
-        """Add texts that are read one after another: neighbours of one list that share a role."""
+        """Add texts that are read one after another, with a model's thoughts between them and without."""
+        self._join_neighbours(parts)
+        if (spoken := _without_thoughts(parts)) is not parts:
+            self._join_neighbours(spoken)
+
+    def _join_neighbours(self, parts: list[Any]) -> None:
+        """Add the texts of neighbours in one list that share a role."""
         roles = list(map(_role_of, parts))
         begin = 0
         for end in range(1, len(parts) + 1):
@@ -401,6 +410,25 @@ def _text_of(part: Any, first: str = "") -> str:
             names = (first, *names)
         return next((text for name in names if name in part and (text := _text_of(part[name], first))), "")
     return ""
+
+
+def _without_thoughts(parts: list[Any]) -> list[Any]:
+    """Return parts without a model's thoughts, also within them; the same list where there are none."""
+    spoken: list[Any] = []
+    is_same = True
+    for part in parts:
+        if type(part) is dict and _is_thought(part):
+            is_same = False
+            continue
+        content = part.get("content") if type(part) is dict else None
+        if type(content) is list and (kept := _without_thoughts(content)) is not content:
+            part, is_same = {**part, "content": kept}, False
+        spoken.append(part)
+    return parts if is_same else spoken
+
+
+def _is_thought(part: dict[str, Any]) -> bool:
+    return type(kind := part.get("type")) is str and kind in _THOUGHTS
 
 
 def _role_of(part: Any) -> Any:
