@@ -79,6 +79,29 @@ def test_names_given_twice_all_count_and_what_is_no_request_bounds_nothing(body:
     assert output_tokens_max(CHAT, body) == most
 
 
+@pytest.mark.parametrize(
+    ("prediction", "most"),
+    [
+        ({"type": "content", "content": "a" * 400}, 400 + len("content") + 10),
+        ({"content": [{"type": "text", "text": "\u00e4" * 100}, {"text": "b"}]}, 201 + len("text") + 10),
+        ("a" * 50, 60),
+        ({}, 10),
+        ([7, None], 10),
+        (None, 10),
+    ],
+)
+def test_a_predicted_text_may_be_billed_as_an_answer(prediction: Any, most: int) -> None:
+    """OpenAI counts what the model did not follow as completion tokens, and does not cut it at the length."""
+    fields = {"max_tokens": 10, "prediction": prediction}
+    assert output_tokens_max(CHAT, json.dumps(fields).encode()) == most
+    assert output_tokens_max(CHAT, json.dumps({**fields, "n": 2}).encode()) == 2 * most
+
+
+def test_each_of_two_predicted_texts_counts() -> None:
+    body = b'{"max_tokens":1,"prediction":{"content":"aaaa"},"prediction":{"content":"b","content":"cc"}}'
+    assert output_tokens_max(CHAT, body) == 1 + 4 + 1 + 2
+
+
 def test_every_name_counts() -> None:
     for name in LENGTHS:
         assert output_tokens_max(CHAT, json.dumps({name: 30, "max_tokens": 30}).encode()) == 30

@@ -5,7 +5,8 @@ A server may read any of the fields that limit an answer, take `128.0`, `"128"` 
 number, ignore the case of a name, and use the first or the last of two fields of one name. So every
 one of them counts, and the largest bounds. A server may also ignore a field that its endpoint does
 not have: without one of the endpoint's own fields there is no bound. A value that cannot be read as
-a number above zero bounds nothing. This module knows no price.
+a number above zero bounds nothing. A text that the caller predicts is billed as an answer where the
+model does not follow it, whatever the length is. This module knows no price.
 """
 
 import json
@@ -47,7 +48,7 @@ _OWN_LENGTHS = {
 SILENT = ("/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v1/classify", "/v1/pooling")
 # Endpoints that answer each entry of `prompt` by itself.
 _ONE_PROMPT = ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses")
-_READ = frozenset((*LENGTHS, *LEAST_LENGTHS, *COUNTS, "prompt", "messages", "thinking", "extra_body"))
+_READ = frozenset((*LENGTHS, *LEAST_LENGTHS, *COUNTS, "prompt", "messages", "thinking", "prediction", "extra_body"))
 _NAMED = re.compile(rb'"(?:%s)"\s*:' % "|".join(sorted(_READ)).encode(), re.IGNORECASE)
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 
@@ -88,7 +89,8 @@ def output_tokens_max(endpoint: str, body: bytes, otherwise: int = 0, items: int
             return None
         lengths = [otherwise, *(number for number in lengths if number < math.inf)]
     prompts = max(items, *(_prompts(endpoint, name, value) for name, value in members), 1)
-    return int(max(*lengths, *least, 0)) * int(max(1, *counts, 1)) * prompts
+    predicted = sum(_text_bytes(value) for name, value in members if name == "prediction")
+    return (int(max(*lengths, *least, 0)) + predicted) * int(max(1, *counts, 1)) * prompts
 
 
 def _read(body: bytes) -> list[tuple[str, Any]]:
@@ -136,6 +138,17 @@ def _number(value: Any) -> float:
 def _budgets(thinking: Any) -> Iterable[Any]:
     pairs = thinking if isinstance(thinking, _MemberPairs) else thinking.items() if isinstance(thinking, dict) else ()
     return [value for name, value in pairs if name == "budget_tokens" and value is not None]
+
+
+def _text_bytes(value: Any) -> int:
+    """Return how many bytes the texts in a value have, which are at least as many as their tokens."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, _MemberPairs):
+        return sum(_text_bytes(one) for _, one in value)
+    return sum(
+        map(_text_bytes, value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+    )
 
 
 def _prompts(endpoint: str, name: str, value: Any) -> int:
