@@ -12,8 +12,9 @@ INSTALLED := $(VENV)/.installed
 LOWEST_BIN := build/lowest/bin
 LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject.toml | cksum | tr ' ' '-')
 LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/run/test_tables.py
-# What is read and not run. `make check` does it, so `make test` need not do it again.
-READ_TESTS := tests/architecture $(filter-out %_run.py,$(wildcard tests/docs/test_*.py))
+# What the repository says of itself: the shape of the code, what the docs claim, and what the tests stand on. `make check` asks that, and
+# `make test` asks what the product does.
+CHECK_TESTS := tests/architecture tests/docs tests/support_tests
 
 WHEEL_ENV := build/wheel-env/.installed-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 # What builds a wheel, and what that needs; pip refuses to go on where a name is missing here.
@@ -34,10 +35,10 @@ serve: venv  ## the API and a worker on port 8080; UPSTREAM=http://host:port/v1 
 	$(BIN)/tidegate serve --upstream "$(UPSTREAM)"
 
 # Where PYTHONDONTWRITEBYTECODE is set, each of the thousand processes would compile the product, and each worker every test file.
-test test-lowest soak bench: export PYTHONDONTWRITEBYTECODE =
-test: venv browser helm  ## every test but the soak and those of `make check`, on real servers that the run starts and stops
+test test-lowest check soak bench: export PYTHONDONTWRITEBYTECODE =
+test: venv browser helm  ## every test of the product but the soak, on real servers that the run starts and stops
 	@$(BIN)/python -m compileall -q -j 0 src
-	$(BIN)/pytest -n $(WORKERS) $(READ_TESTS:%=--ignore=%)
+	$(BIN)/pytest -n $(WORKERS) $(CHECK_TESTS:%=--ignore=%)
 
 # The console's tests drive Debian's Chromium, and fetch axe-core with npm. Its headless shell takes less CPU; without root, put that or a
 # `chromium` and an `npm` on the PATH.
@@ -74,12 +75,13 @@ test-lowest: $(LOWEST)  ## the rooms that lean on libraries, with the lowest ver
 	@$(LOWEST_BIN)/python -m compileall -q -j 0 src
 	$(LOWEST_BIN)/pytest -n $(WORKERS) $(LOWEST_TESTS)
 
-check: venv  ## format, lint, types, layers, words and shape of the code, and what the docs claim
+check: venv browser  ## format, lint, types, layers, words and shape of the code, what the docs claim, and what the tests stand on
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n $(CORES) $(READ_TESTS)
+	@$(BIN)/python -m compileall -q -j 0 src
+	$(BIN)/pytest -n $(WORKERS) $(CHECK_TESTS)
 
 format: venv  ## put the code into its one format
 	$(BIN)/ruff format .
@@ -88,10 +90,11 @@ format: venv  ## put the code into its one format
 bench: venv  ## the benchmarks, each a ratio taken in one run
 	$(BIN)/python -m bench
 
-# Seeds want every core; the other tests measure rates and the time that a recovery takes, so each of them has the machine to itself.
+# Seeds and drawn examples want every core; the other tests measure rates and the time that a recovery takes, so each of them has the machine to itself.
 soak: venv prometheus azurite  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
 	@$(BIN)/python -m compileall -q -j 0 src
 	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) -m soak tests/simulation)
+	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not soak" --hypothesis-profile thorough)
 	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS)) -m soak $(or $(PART),--ignore=tests/simulation)
 
 clients: venv  ## other people's clients, unpatched, against the server; PEERS=DIR runs the peers' own suites from checkouts

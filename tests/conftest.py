@@ -41,8 +41,10 @@ MOST_TESTS = 3_000
 OwnModule = Callable[[str], str]
 
 
-# Properties are judged by what holds, never by how long an example takes: the machine may be busy.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Properties are judged by what holds, never by how long an example takes: the machine may be busy. Every run draws examples of its own, and
+# the soak many more.
+for profile, count in (("unhurried", 50), ("thorough", 1_500)):
+    settings.register_profile(profile, deadline=None, max_examples=count, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
 TESTS = Path(__file__).parent

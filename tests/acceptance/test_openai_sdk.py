@@ -6,10 +6,7 @@ import hashlib
 import importlib
 import io
 import json
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ import pytest
 
 from tests.support.engine import Engine
 from tests.support.processes import Processes, wait_until
-from tests.support.run_directory import REPOSITORY
 from tests.support.sdks import openai
 from tests.support.server import Server
 from tests.support.tidegate import ENDED, TIDEGATE
@@ -298,32 +294,6 @@ def test_our_own_fields_fit_through_the_sdk(client: openai.OpenAI) -> None:
     batch = ended(client, made[0].id)
     answers = client.files.content(batch.output_file_id or "").text.splitlines()
     assert [json.loads(text)["custom_id"] for text in answers] == [f"item-{number}" for number in range(20)]
-
-
-@pytest.mark.parametrize(
-    "example",
-    [
-        "control_a_batch.py",
-        "check_before_running.py",
-        "answers_that_validate.py",
-        "shape_a_batch.py",
-        "same_and_changed_lines.py",
-        "canary_and_retry.py",
-        "cancel_a_batch.py",
-    ],
-)
-def test_examples_of_the_sdk_run_to_their_end(client: openai.OpenAI, example: str) -> None:
-    env = os.environ | {"OPENAI_BASE_URL": str(client.base_url), "OPENAI_API_KEY": client.api_key}
-    shown = subprocess.run(
-        [sys.executable, REPOSITORY / "examples" / example],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "completed" in shown.stdout.splitlines()[-1]
 
 
 def test_keys(processes: Processes, tmp_path: Path, engine: Engine) -> None:

@@ -49,7 +49,10 @@ def test_the_sample_runs_alone_and_then_its_caller_decides(site: Site) -> None:
     assert results.batch["tidegate"]["canary"]["state"] == "passed"
 
 
-@pytest.mark.parametrize("border", ["after_answer", "record_durable", "record_committed"])
+@pytest.mark.parametrize(
+    "border",
+    ["record_durable", *(pytest.param(one, marks=pytest.mark.soak) for one in ("after_answer", "record_committed"))],
+)
 def test_a_canary_that_fails_stops_its_batch_though_its_worker_is_killed(embedded: Site, border: str) -> None:
     lines = requests(30, lambda number: behaving("400") + f" {number}" if number % 2 else f"say {number}")
     doomed = embedded.begin(f"{border}=kill")

@@ -86,7 +86,10 @@ def test_what_never_ran_runs_again_and_the_first_stays_as_it_is(site: Site) -> N
     site.verify(made["id"])
 
 
-@pytest.mark.parametrize("border", ["ingest_work_durable", "record_durable", "job_closed"])
+@pytest.mark.parametrize(
+    "border",
+    ["record_durable", *(pytest.param(one, marks=pytest.mark.soak) for one in ("ingest_work_durable", "job_closed"))],
+)
 def test_a_retry_survives_a_kill(embedded: Site, border: str) -> None:
     lines = requests(60, line_text)
     embedded.begin()

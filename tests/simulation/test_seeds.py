@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulation.seeds import CHUNK, FIXED_COUNT
+from tests.simulation.seeds import FIXED
 from tests.simulation.world.estate import CHAT, EMBEDDINGS, MESSAGES, Shape
 from tests.simulation.world.plan import KINDS, draw
 from tests.simulation.world.report import report, shrink
@@ -20,7 +20,6 @@ from tidegate.core.schedule import Mode
 # Seeds take as long as they take: beside other work, ten of them came to the limit of a test.
 pytestmark = pytest.mark.timeout(600)
 
-MEETING_COUNT, MEETING_CHUNK = 30, 15
 DRAWN_COUNT = 160
 FRESH_CHUNKS, FRESH_COUNT, FRESH_BELOW = 2, 10, 2**40
 SOAK_CHUNKS = 16
@@ -42,9 +41,16 @@ def run_noted(first: int, count: int, record_property: Callable[[str, object], N
     assert len(run(range(first, first + count))) == count
 
 
-@pytest.mark.parametrize("first", range(MEETING_COUNT, FIXED_COUNT, CHUNK))
-def test_every_promise_holds(first: int) -> None:
-    assert len(run(range(first, first + CHUNK))) == CHUNK
+def test_every_promise_holds() -> None:
+    """And the runs meet what they are for: checks that never see a loss or an end state prove nothing."""
+    verdicts = run(FIXED)
+    assert {state for verdict in verdicts for state in verdict.states} == {
+        "completed",
+        "failed",
+        "expired",
+        "cancelled",
+    }
+    assert sum(verdict.loss_count for verdict in verdicts) > 200
 
 
 @pytest.mark.parametrize("chunk", range(FRESH_CHUNKS))
@@ -54,27 +60,14 @@ def test_every_promise_holds_for_fresh_seeds(chunk: int, record_property: Callab
 
 
 def test_without_faults_each_item_is_called_exactly_once() -> None:
-    for seed in range(6):
+    for seed in range(3):
         verdict = simulate(draw(seed, frozenset(KINDS)))
         assert verdict.broken is None, report(verdict)
         assert verdict.call_count == verdict.runnable_count
 
 
-@pytest.mark.parametrize("first", range(0, MEETING_COUNT, MEETING_CHUNK))
-def test_the_runs_meet_what_they_are_for(first: int) -> None:
-    """The first of the fixed seeds: every promise holds, and checks that never see a fault, a loss or an end state prove nothing."""
-    verdicts = run(range(first, first + MEETING_CHUNK))
-    assert {state for verdict in verdicts for state in verdict.states} == {
-        "completed",
-        "failed",
-        "expired",
-        "cancelled",
-    }
-    assert sum(verdict.loss_count for verdict in verdicts) > 100
-
-
-def test_the_runs_that_meet_have_every_kind_of_fault() -> None:
-    plans = [draw(seed) for seed in range(MEETING_COUNT)]
+def test_the_fixed_seeds_have_every_kind_of_fault() -> None:
+    plans = [draw(seed) for seed in FIXED]
     assert {kind for plan in plans for kind in plan.kinds} == set(KINDS)
     assert any(not plan.kinds for plan in plans), "some runs are quiet"
 
@@ -109,13 +102,13 @@ def test_a_seed_replays_to_the_same_trace() -> None:
 
 def test_a_seed_replays_in_another_process_with_another_hash_order() -> None:
     """Nothing may hang on the order of a set, which differs from process to process."""
-    command = [sys.executable, "-m", "tests.simulation.world", "5", "4", "--digest"]
+    command = [sys.executable, "-m", "tests.simulation.world", "5", "2", "--digest"]
     runs = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, check=True, text=True)
         for order in ("1", "2")
     ]
     assert runs[0].stdout == runs[1].stdout
-    assert len(runs[0].stdout.split()) == 4
+    assert len(runs[0].stdout.split()) == 2
 
 
 @pytest.mark.soak

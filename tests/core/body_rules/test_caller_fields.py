@@ -394,7 +394,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5))
 def test_the_quick_look_passes_nothing_that_the_closer_one_refuses(body: dict[str, Any]) -> None:
     if read_plain(written(body)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidegate.core.budgets.ahead import CallsAhead, calls_take_ms
@@ -58,7 +58,6 @@ def traffic(draw: st.DrawFn) -> tuple[Period, list[tuple[int, int, int]]]:
 
 
 @given(traffic(), st.integers(0, 20))
-@settings(max_examples=100, deadline=None)
 def test_no_window_of_any_alignment_holds_more_requests_than_the_limit(
     plan: tuple[Period, list[tuple[int, int, int]]], count_max: int
 ) -> None:
@@ -78,7 +77,6 @@ def test_no_window_of_any_alignment_holds_more_requests_than_the_limit(
 
 
 @given(traffic(), st.integers(1, 20))
-@settings(max_examples=100, deadline=None)
 def test_what_is_granted_is_what_a_list_of_grants_allows(
     plan: tuple[Period, list[tuple[int, int, int]]], count_max: int
 ) -> None:
@@ -144,7 +142,6 @@ def live(
 
 
 @given(histories(), st.integers(0, 900))
-@settings(max_examples=150, deadline=None)
 def test_a_wait_is_the_exact_one(history: tuple[Limit, list[tuple[str, int, int, int]]], each: int) -> None:
     limit, steps = history
     ledger = Ledger()
@@ -160,7 +157,6 @@ def test_a_wait_is_the_exact_one(history: tuple[Limit, list[tuple[str, int, int,
 
 
 @given(histories())
-@settings(max_examples=100, deadline=None)
 def test_looking_at_a_ledger_at_any_moment_changes_nothing(
     history: tuple[Limit, list[tuple[str, int, int, int]]],
 ) -> None:
@@ -174,7 +170,6 @@ def test_looking_at_a_ledger_at_any_moment_changes_nothing(
 
 
 @given(SLIDING, st.lists(st.tuples(st.integers(0, 30_000), st.integers(1, 400)), min_size=3, max_size=60))
-@settings(max_examples=100, deadline=None)
 def test_a_debt_is_paid_by_the_following_grants(period: Period, steps: list[tuple[int, int]]) -> None:
     """Whatever is really used: over a long time it is never more than the limit for each kept window, plus the last debt."""
     limit, kept_ms = Limit(period, tokens=100), PERIOD_MS[period] + GRANT_MS
@@ -261,7 +256,6 @@ def test_a_clock_that_goes_back_mints_nothing_and_stops_nothing(back_ms: int) ->
 
 
 @given(st.binary(min_size=1, max_size=200))
-@settings(max_examples=150, deadline=None)
 def test_garbage_counts_as_full_for_one_period(packed: bytes) -> None:
     ledger = Ledger.unpack(packed)
     if not ledger.is_damaged:
@@ -278,7 +272,6 @@ numbers = st.lists(st.integers(-(2**63), 2**64 - 1), max_size=12)
 
 
 @given(st.lists(st.tuples(st.integers(-1, 7), numbers, numbers), max_size=4), st.sampled_from((0, 1, 2)))
-@settings(max_examples=150, deadline=None)
 def test_well_formed_nonsense_is_refused_or_can_be_worked_with(
     pairs: list[tuple[int, list[int], list[int]]], version: int
 ) -> None:

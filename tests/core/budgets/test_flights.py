@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.budgets.budget import NEVER_MS, Limit, Period
@@ -26,7 +26,6 @@ def stored(flights: Flights) -> Flights:
 
 
 @given(STEPS, st.sets(st.sampled_from(HOLDERS[1:])))
-@settings(max_examples=100, deadline=None)
 def test_what_is_in_flight_is_what_was_begun_within_the_hour_and_not_ended(
     steps: list[tuple[int, int, int, bool]], living: set[int]
 ) -> None:

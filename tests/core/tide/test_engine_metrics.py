@@ -189,7 +189,7 @@ LINES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.one_of(st.binary(max_size=500), st.lists(LINES, max_size=20).map(lambda lines: "\n".join(lines).encode())))
 def test_no_text_raises_or_gives_what_is_no_number(text: bytes) -> None:
     reading = read(text, VLLM, 1.0, ["m"])

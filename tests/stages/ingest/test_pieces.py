@@ -80,7 +80,7 @@ def same(data: bytes, rules: LineRules, read_bytes: int = 600, window_bytes: int
         assert ingest(data, rules) == whole
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(inputs(), st.data())
 def test_any_input(data: bytes, choice: st.DataObject) -> None:
     draw = choice.draw

@@ -22,7 +22,7 @@ from tidegate.core.usage.estimate import work_units
 from tidegate.stages.ingest.ingest_file import ingest_file
 
 RULES = LineRules("/v1/chat/completions", slice_count_max=5, slice_bytes_max=700, slice_units_max=2000)
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 beginnings = st.sampled_from(
     ["", "You are kind. ", "You are kind. Be brief. ", "[{\\", 'say "no" \\', "\u20ac\U0001f600", "x" * 90]

@@ -26,6 +26,7 @@ from tidegate.upstream.routing.slots import Capacity
 
 MINUTE_MS = 60_000
 POLL_S = 1.0
+REQUESTS, TOKENS = Limit(Period.MINUTE, 600), Limit(Period.MINUTE, None, 60_000)
 
 
 class Upstream:
@@ -167,8 +168,15 @@ def fullest(sent_ms: list[float]) -> int:
     return most
 
 
-@pytest.mark.parametrize(("call_s", "runners"), [(0.1, 10), (20.0, 60)])
-@pytest.mark.parametrize("limit", [Limit(Period.MINUTE, 600), Limit(Period.MINUTE, None, 60_000)])
+@pytest.mark.parametrize(
+    ("call_s", "runners", "limit"),
+    [
+        (0.1, 10, REQUESTS),
+        (20.0, 60, TOKENS),
+        pytest.param(0.1, 10, TOKENS, marks=pytest.mark.soak),
+        pytest.param(20.0, 60, REQUESTS, marks=pytest.mark.soak),
+    ],
+)
 def test_a_limit_is_used_to_98_percent_and_exceeded_never(call_s: float, runners: int, limit: Limit) -> None:
     scene = Scene(call_s, limit, 256, runners)
     scene.run(scene.work(4))

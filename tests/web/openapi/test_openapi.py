@@ -154,13 +154,15 @@ class Things:
         return str(made.json()["id"])
 
 
-@pytest.mark.parametrize("existing", [False, True], ids=["any id", "existing ids"])
 @pytest.mark.parametrize(
-    ("mode", "examples"),
+    ("mode", "examples", "existing"),
     [
-        ("POSITIVE", 1),
-        pytest.param("POSITIVE", 25, marks=SOAKED),
-        pytest.param("NEGATIVE", 25, marks=SOAKED),
+        ("POSITIVE", 1, True),
+        *(
+            pytest.param(mode, 25, existing, marks=SOAKED)
+            for mode in ("POSITIVE", "NEGATIVE")
+            for existing in (False, True)
+        ),
     ],
 )
 def test_no_described_call_breaks_the_server(
