@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.errors import Ambiguous, Overspent, Unavailable, UpstreamError
+from tidegate.core.errors import Ambiguous, BrokenAnswer, Overspent, Unavailable, UpstreamError
 from tidegate.core.nouns import Item, ItemVerdict, LeasedSlice
+from tidegate.core.policy.guardrails import PASS
 from tidegate.core.policy.policy_rules import UNKNOWN, Denied
 from tidegate.core.retry import RetryPolicy
+from tidegate.guards.guard import Guard
 from tidegate.stages.perform import Again, Performer
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +107,20 @@ async def test_an_error_that_a_server_answered_with_is_the_items_answer(status: 
     verdict = await performed(Ambiguous("broken", status=status, body=b'{"error":{"message":"broken"}}'))
     assert isinstance(verdict, ItemVerdict)
     assert json.loads(verdict.line)["response"]["status_code"] == status
+
+
+@pytest.mark.parametrize("judged", ["nothing", "requests", "answers"])
+async def test_what_came_in_place_of_an_answer_is_shown_where_no_rule_judges_answers(judged: str) -> None:
+    """It may hold the model's text, and what is no answer cannot be judged."""
+    steps = [lambda body: PASS]
+    guard = Guard("t", steps, steps if judged == "answers" else ()) if judged != "nothing" else None
+    broken = BrokenAnswer("it is not valid JSON", status=200, body=b'{"text":"secret')
+    once = RetryPolicy(broken_attempts_max=1)
+    verdict = await performed(broken, guard=lambda leased: guard, retry=lambda leased: once)
+    assert isinstance(verdict, ItemVerdict)
+    line = json.loads(verdict.line)
+    assert line["error"]["code"] == "invalid_upstream_response"
+    assert line.get("tidegate") == (None if judged == "answers" else {"raw": '{"text":"secret'})
 
 
 async def test_an_item_that_its_budget_cannot_pay_fails_with_a_sentence() -> None:

@@ -137,6 +137,7 @@ class Guard:
         self._before = tuple(before)
         self._after = tuple(after)
         self._stream_judges = tuple(stream_judges)
+        self.judges_answers = bool(after)
         self.refuses_streams = refuses_streams
         self.holds_streams = bool(stream_judges)
 

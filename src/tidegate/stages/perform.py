@@ -290,9 +290,9 @@ class Performer:
             traces = tracing.ACTIVE
             answer = await (send(call) if traces is None else traces.call(send, call, leased.traceparent))
         except UpstreamError as error:
-            return self._after_failure(error, leased, state, item)
+            return self._after_failure(error, leased, state, item, guard)
         except Exception as error:
-            return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, state, item)
+            return self._after_failure(_unforeseen(error, leased.job_id, item.number), leased, state, item, guard)
         if failpoints.ARMED:
             await failpoints.hit("after_answer")
         priced = answer.priced or answer.usage
@@ -436,7 +436,7 @@ class Performer:
         return _failed(state.slice, item, why.code, why.message, paid)
 
     def _after_failure(
-        self, error: UpstreamError, leased: LeasedSlice, state: RunningSlice, item: Item
+        self, error: UpstreamError, leased: LeasedSlice, state: RunningSlice, item: Item, guard: Guard | None
     ) -> _ItemEnd | Again:
         deadline_ms = math.ceil(state.deadline_ms)
         now_ms = int(self._clock.monotonic_ms())
@@ -456,7 +456,9 @@ class Performer:
             name = item_id(leased.job_id, item.number)
             return _ItemEnd(Outcome.FAILED, results.response_line(name, item.custom_id, error.status, body))
         line = results.error_line(leased.job_id, item.number, item.custom_id, verdict.code, verdict.message)
-        return _ItemEnd(Outcome.FAILED, line, body=error.body if isinstance(error, BrokenAnswer) else b"")
+        # What is no answer cannot be judged, but it may hold a model's text.
+        is_shown = isinstance(error, BrokenAnswer) and (guard is None or not guard.judges_answers)
+        return _ItemEnd(Outcome.FAILED, line, body=error.body if is_shown else b"")
 
     def _count_preflight(self, leased: LeasedSlice, judged: bytes | Stop, asked_ms: float) -> None:
         status = "allowed" if not isinstance(judged, Stop) else "retryable" if judged.retryable else "rejected"
