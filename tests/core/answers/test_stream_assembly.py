@@ -73,6 +73,43 @@ def test_choices_texts_tools_and_what_is_new_are_put_together() -> None:
     assert (answer["object"], answer["usage"]) == ("chat.completion", {"total_tokens": 5})
 
 
+@pytest.mark.parametrize("call_id", [{"id": "call_1"}, {}])
+def test_a_call_without_a_number_goes_on_under_its_id_or_without_a_name(call_id: dict[str, str]) -> None:
+    def call(function: dict[str, str], **named: str) -> dict[str, Any]:
+        return delta({"tool_calls": [{**named, "function": function}]})
+
+    answer = whole(
+        CHAT,
+        as_stream(
+            call({"name": "dial", "arguments": '"for'}, **call_id),
+            call({"arguments": 'bidden"'}, **call_id),
+            call({"name": "ring", "arguments": "{}"}),
+            call({"arguments": " "}),
+        ),
+    )
+    assert answer["choices"][0]["message"]["tool_calls"] == [
+        {**call_id, "function": {"name": "dial", "arguments": '"forbidden"'}},
+        {"function": {"name": "ring", "arguments": "{} "}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"choices":[{"index":0,"delta":{"content":"forbidden","content":"x"}}]}',
+        b'{"choices":[{"index":0,"delta":{"content":"forbidden"}}],"choices":[]}',
+    ],
+)
+def test_a_field_that_an_event_names_twice_is_kept_in_both_readings(event: bytes) -> None:
+    assert "forbidden" in whole(CHAT, b"data: %b\n\n" % event)["events"][0]
+
+
+@pytest.mark.parametrize("at", [1, 3, 10])
+def test_a_byte_order_mark_hides_no_event(at: int) -> None:
+    stream = b"\xef\xbb\xbf" + as_stream(delta({"content": "forbidden"}))
+    assert whole(CHAT, stream[:at], stream[at:])["choices"][0]["message"]["content"] == "forbidden"
+
+
 def test_messages_are_put_together_block_by_block() -> None:
     def block(index: int, begun: dict[str, Any], *deltas: dict[str, Any]) -> list[dict[str, Any]]:
         goes_on = [{"type": "content_block_delta", "index": index, "delta": one} for one in deltas]
@@ -152,6 +189,11 @@ def test_pieces_do_not_matter(cuts: list[int], end: bytes) -> None:
     assert whole(CHAT, *pieces)["choices"][0]["message"]["content"] == "h\u00fcllo \U0001f30a"
 
 
+def test_what_says_nothing_is_passed_over() -> None:
+    stream = b": awake\n\nid: 7\nretry: 10\nevent: chunk\n" + as_stream(delta({"content": "x"})) + b"data\n\n"
+    assert whole(CHAT, stream) == whole(CHAT, as_stream(delta({"content": "x"})))
+
+
 def test_an_event_without_its_end_counts() -> None:
     stream = as_stream(delta({"content": "for"})) + b"data: " + json.dumps(delta({"content": "bidden"})).encode()
     assert whole(CHAT, stream)["choices"][0]["message"]["content"] == "forbidden"
@@ -163,6 +205,9 @@ def test_an_event_without_its_end_counts() -> None:
         b"data: {\n\n",
         b"data: 5\n\n",
         b"data: \xff\n\n",
+        # An answer that is no stream of events, but is called one.
+        json.dumps(delta({"content": "forbidden"}), indent=1).encode(),
+        as_stream(delta({})) + b"odd: line\n\n",
         b"data: " + b"[" * 100_000 + b"\n\n",
         b"data: " + b"x" * (BYTES_MAX + 1),
         as_stream({"choices": ["text"]}),

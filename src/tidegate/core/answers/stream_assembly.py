@@ -2,8 +2,9 @@
 without `stream`.
 
 Guardrails must judge all that a client would read, so nothing is skipped: a field that is new to us
-is joined like the others, and a new event is kept beside the answer, under `events`. Bytes that
-cannot be followed are refused. This module does not judge.
+is joined like the others, and a new event is kept beside the answer, under `events`, as is the text
+of an event that names a field twice. Bytes that cannot be followed are refused. This module does
+not judge.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.core.policy.body_texts import count_keys, has_more_names
 from tidegate.core.translate.sse import EventReader, SseEvent, StreamBroken
 
 RESPONSES = "/v1/responses"
@@ -19,6 +21,7 @@ MESSAGES = "/v1/messages"
 _SENT_WHOLE = frozenset(("id", "object", "created", "model", "system_fingerprint", "service_tier", "usage"))
 _NAMES = frozenset(("role", "type", "id", "finish_reason", "stop_reason", "index"))
 _PADDING = "obfuscation"
+_CALLS = "tool_calls"
 # Fields that the server writes about the parts of a response, and never the model.
 _OF_SERVER = frozenset(("type", "id", "item_id", "object", "status", "role", "model", _PADDING))
 _LAST_RESPONSES = frozenset(("response.completed", "response.incomplete", "response.failed"))
@@ -36,7 +39,7 @@ class WholeAnswer:
     """
 
     def __init__(self, endpoint: str, event_bytes_max: int) -> None:
-        self._reader = EventReader(event_bytes_max)
+        self._reader = EventReader(event_bytes_max, refuses_odd_lines=True)
         self._add = {MESSAGES: self._add_message_event, RESPONSES: self._add_response_event}.get(
             endpoint, self._add_chunk
         )
@@ -87,6 +90,9 @@ class WholeAnswer:
         if not isinstance(chunk, dict):
             raise StreamBroken("the upstream's stream has an event that is no object")
         try:
+            if has_more_names(event.data, count_keys(chunk)):
+                # It is unknown which of the two values a client reads.
+                self._others.append(event.data.decode())
             self._add(chunk)
         except RecursionError:
             raise _too_deep() from None
@@ -180,7 +186,7 @@ def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
         elif isinstance(value, list):
             if not isinstance(before, list) or isinstance(before, _GrowingText):
                 before = whole[name] = [] if before is None else [before]
-            _merge_list(before, value)
+            _merge_list(before, value, are_calls=name == _CALLS)
         elif isinstance(before, list | dict):
             # A number after a text or more: keep both.
             whole[name] = [before, value]
@@ -188,17 +194,31 @@ def _merge(whole: dict[str, Any], more: dict[str, Any]) -> None:
             whole[name] = value
 
 
-def _merge_list(whole: list[Any], more: list[Any]) -> None:
+def _merge_list(whole: list[Any], more: list[Any], *, are_calls: bool) -> None:
     for value in more:
         if not isinstance(value, dict):
             whole.append(value)
             continue
+        parts = [one for one in whole if isinstance(one, dict)]
         known = None
         if type(index := value.get("index")) is int:
-            known = next((one for one in whole if isinstance(one, dict) and one.get("index") == index), None)
+            known = next((one for one in parts if one.get("index") == index), None)
+        elif are_calls:
+            known = _begun_call(parts, value)
         if known is None:
             whole.append(known := {})
         _merge(known, value)
+
+
+def _begun_call(calls: list[dict[str, Any]], more: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the call that a part without a number goes on: the one with its id, or without a name
+    the last; None when it begins a call.
+    """
+    if call_id := more.get("id"):
+        return next((one for one in calls if one.get("id") == call_id), None)
+    function = more.get("function")
+    is_named = isinstance(function, dict) and function.get("name")
+    return calls[-1] if calls and not is_named else None
 
 
 def _as_text(value: Any) -> str:

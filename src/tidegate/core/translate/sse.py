@@ -8,6 +8,9 @@ import re
 EVENT_BYTES_MAX = 4 * 1024 * 1024
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Fields of an event that say nothing about its data.
+_OTHER_FIELDS = (b"id", b"retry")
 
 
 class StreamBroken(ValueError):
@@ -25,8 +28,11 @@ class SseEvent:
 
 
 class EventReader:
-    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX, *, refuses_odd_lines: bool = False) -> None:
+        """Create a reader. Lines that belong to no event are passed over, or refused as broken."""
         self._event_bytes_max = event_bytes_max
+        self._refuses_odd_lines = refuses_odd_lines
+        self._is_at_start = True
         self._rest = bytearray()
         self._searched = 0
         self._name = ""
@@ -50,6 +56,9 @@ class EventReader:
         return events
 
     def _line(self, line: bytes, events: list[SseEvent]) -> None:
+        if self._is_at_start:
+            self._is_at_start = False
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line:
             if self._data:
                 events.append(SseEvent(self._name, b"\n".join(self._data)))
@@ -66,3 +75,5 @@ class EventReader:
                 raise StreamBroken(f"an event of the stream is longer than {self._event_bytes_max} bytes")
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
+        elif self._refuses_odd_lines and field not in _OTHER_FIELDS:
+            raise StreamBroken("the upstream's stream has a line that is no part of an event")
