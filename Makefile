@@ -14,7 +14,7 @@ LOWEST := build/lowest/.installed-$(shell cat requirements-lowest.lock pyproject
 LOWEST_TESTS := tests/web tests/settings tests/core/policy tests/store tests/contracts tests/upstream/http/test_transport.py tests/upstream/http/test_sorted_exceptions.py tests/cli/run/test_tables.py
 # What the repository says of itself: the shape of the code, what the docs claim, and what the tests stand on. `make check` asks that, and
 # `make test` asks what the product does.
-CHECK_TESTS := tests/architecture tests/docs tests/support_tests
+CHECK_TESTS := tests/architecture tests/docs tests/support_tests tests/simulation/test_mutants.py tests/simulation/test_replays.py
 
 WHEEL_ENV := build/wheel-env/.installed-$(shell cksum < requirements-dev.lock | tr ' ' '-')
 # What builds a wheel, and what that needs; pip refuses to go on where a name is missing here.
