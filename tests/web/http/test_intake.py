@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -43,6 +45,27 @@ async def test_room_is_taken_by_what_a_body_says_of_itself_or_as_it_comes(
     for _ in range(2):
         sender.intake.release()
         assert sender.room.taken_bytes == 0
+
+
+async def test_a_body_in_tiny_chunks_takes_little_more_memory_than_its_bytes() -> None:
+    left = 20_000
+    whole = b"ab" * left
+
+    async def receive() -> Message:
+        nonlocal left
+        left -= 1
+        # The loop drops timers that are over only when it comes to run.
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": bytes(bytearray(b"ab")), "more_body": left > 0}
+
+    room = BodyRoom(len(whole), len(whole))
+    reader = Intake(receive, {b"transfer-encoding": b"chunked"}, HandClock(), room)
+    tracemalloc.start()
+    body = await reader.whole(len(whole), OVER)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert body == whole
+    assert most < 8 * len(whole)
 
 
 async def test_a_body_that_says_it_is_too_large_takes_no_room_and_is_not_read() -> None:
