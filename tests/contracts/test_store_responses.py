@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tidegate.core.nouns import (
     ResponseInput,
     ResponseTerms,
 )
+from tidegate.core.operations import OperationScope
 from tidegate.core.states import JobKind, JobState
 from tidegate.core.webhooks import BATCH_EVENT_TYPES, RESPONSE_EVENT_TYPES, EndpointShape
 
@@ -87,6 +89,17 @@ async def test_a_key_stands_for_one_response(world: StoreWorld) -> None:
     assert (await refused(Ask(world, "key").accept(world, caller, worker_id))).code == "idempotency_result_deleted"
 
 
+async def test_a_key_stands_for_one_response_and_a_limit_holds_also_when_several_come_at_once(
+    world: StoreWorld,
+) -> None:
+    caller, worker_id = await world.caller(), await world.worker()
+    made = await asyncio.gather(*(Ask(world, "key").accept(world, caller, worker_id) for _ in range(4)))
+    assert len({job.id for job in made}) == 1
+    asks = [Ask(world, pending_responses_max=2) for _ in range(4)]
+    found = await asyncio.gather(*(ask.accept(world, caller, worker_id) for ask in asks), return_exceptions=True)
+    assert sum(isinstance(one, Job) for one in found) == 1, "of two that may wait one waits already"
+
+
 async def test_a_process_that_is_gone_accepts_none(world: StoreWorld) -> None:
     caller, worker_id, ask = await world.caller(), await world.worker(), Ask(world)
     await world.store.declare_gone(worker_id, leaving=True)
@@ -110,6 +123,24 @@ async def test_an_overview_of_batches_shows_no_response_neither_open_nor_late_no
     assert (await world.store.overview()).ended == []
     for order in ("asc", "desc"):
         assert await world.store.list_files(job.tenant_id, after=None, count_max=10, order=order) == []
+
+
+async def test_an_operation_on_all_jobs_matches_no_response_neither_open_nor_failed(world: StoreWorld) -> None:
+    worker_id, token = await world.worker(), world.token()
+    job = await Ask(world).accept(world, await world.caller(), worker_id)
+
+    async def matched(action: str) -> tuple[int, list[Job]]:
+        scope = OperationScope(action)
+        made = await world.store.put_operation(world.id("op"), "operator", scope)
+        return (await world.store.impact_of(scope)).jobs, await world.store.operation_jobs(made, 9)
+
+    assert await matched("cancel") == (0, [])
+    (leased,) = await world.lease(worker_id, job)
+    assert (await world.record(world.errors(await world.log("errors"), job, 0, token=leased.token))).complete
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker_id, token)
+    await world.store.publish_job(await world.look(job), token, end=JobEnd(None))
+    assert (await world.look(job)).failed_count == 1
+    assert await matched("retry") == (0, [])
 
 
 async def test_a_deleted_response_is_hidden_and_forgotten_at_its_end(world: StoreWorld) -> None:
