@@ -105,7 +105,9 @@ async def test_an_overview_tells_what_is_open_what_ended_in_the_last_hour_and_wh
     await world.clock.advance(1)
     [late] = (await store.overview()).stuck
     assert (late["id"], late["org"], late["step_failures"], late["left_ms"]) == (open_one.id, "one", 0, 599_999)
-    await world.clock.advance(5 * 60_000)
+    await world.clock.advance(4 * 60_000)
+    assert set((await store.overview()).rates) == {MODEL}, "of five whole minutes and this one"
+    await world.clock.advance(60_000)
     assert set((await store.overview()).rates) == set(), "of six minutes at most"
 
 

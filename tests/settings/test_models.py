@@ -10,7 +10,7 @@ from tidegate.core.errors import SettingsError
 from tidegate.core.retry import RetryPolicy
 from tidegate.core.usage.prices import Surcharge
 from tidegate.settings import deployments, load, resources
-from tidegate.settings.models import retry_policies
+from tidegate.settings.models import retry_policies, servers_name
 
 YAML = """\
 models:
@@ -54,6 +54,17 @@ def test_every_entry_becomes_a_deployment(tmp_path: Path) -> None:
             name="meta/other:70b/1", url="http://10.0.0.7/v1", models=("meta/other:70b",), is_capacity_known=False
         ),
     )
+
+
+def test_the_name_of_the_servers_changes_with_what_they_serve_and_not_with_how_it_is_written(tmp_path: Path) -> None:
+    def name(*places: tuple[str, str]) -> str:
+        models = [f"  {model}: {{deployments: [{{url: '{url}'}}]}}\n" for model, url in places]
+        return servers_name(load_text(tmp_path, "models:\n" + "".join(models)).settings)
+
+    usual = name(("a", "http://h:1/v1"), ("b", "http://h:2"))
+    assert name(("b", "http://h:2/v1/"), ("a", "http://h:1/")) == usual
+    others = {name(("a", "http://h:2"), ("b", "http://h:1")), name(("a", "http://h:1")), name(("c", "http://h:1"))}
+    assert len(others - {usual}) == 3
 
 
 def test_one_gateway_takes_every_model(tmp_path: Path) -> None:

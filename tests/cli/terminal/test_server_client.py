@@ -15,6 +15,7 @@ import pytest
 from tests.cli.conftest import Desk, Serving
 from tests.support.processes import wait_until
 from tests.support.tidegate import behaving, chat_line, requests
+from tidegate.cli.batches import files
 from tidegate.cli.terminal.server_client import RemoteServer
 from tidegate.core.errors import SettingsError
 
@@ -400,7 +401,9 @@ def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> N
     assert "No batch found with id" in absent.stderr()
 
 
-def test_a_list_that_is_cut_says_so(serving: Serving) -> None:
+def test_a_list_that_is_cut_says_so(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     desk, cut = serving.desk, "Only the first 2 are shown; --limit N shows more."
     batches = [serving.submit(requests(3)) for _ in range(3)]
     for batch in batches:
@@ -409,7 +412,14 @@ def test_a_list_that_is_cut_says_so(serving: Serving) -> None:
         shown = desk.done(*asked, "--limit", "2", "--json")
         assert cut in shown.stderr()
         assert len(json.loads(shown.stdout())) == 2
-        assert cut not in desk.done(*asked, "--limit", "3").stderr()
+        assert "are shown" not in desk.done(*asked, "--limit", "3").stderr()
+    # Fewer fit a page than are asked for: the second page begins where the first ended.
+    monkeypatch.setattr(files, "PAGE_COUNT_MAX", 2)
+    monkeypatch.chdir(desk.here)
+    capsys.readouterr()
+    files.list_files(limit=5, as_json=True)
+    listed = [one["id"] for one in json.loads(capsys.readouterr().out)]
+    assert len(set(listed)) == len(listed) == 5
 
 
 def test_a_batch_whose_input_was_refused_is_not_reported_to_have_answers(serving: Serving) -> None:
