@@ -190,6 +190,26 @@ def test_fields_that_say_what_is_so_anyway_pass() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("tools", "wanted", "choice"),
+    [
+        (True, None, {"type": "auto", "disable_parallel_tool_use": True}),
+        (True, "required", {"type": "any", "disable_parallel_tool_use": True}),
+        (True, "none", {"type": "none"}),
+        (False, None, None),
+    ],
+)
+def test_only_a_choice_that_may_call_a_tool_is_asked_for_one_call_at_a_time(
+    tools: bool, wanted: str | None, choice: dict[str, Any] | None
+) -> None:
+    """Anthropic refuses the field in a choice of no tool, and a choice without tools."""
+    request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "parallel_tool_calls": False}
+    if tools:
+        request |= {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": wanted}
+    got = body_of(request_to_anthropic(packed(request), output_tokens_default=9))
+    assert got.get("tool_choice") == choice
+
+
 def tool_call(arguments: str) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
