@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from typing import Any
 
+import obstore
 import pytest
 from obstore.exceptions import GenericError
 
@@ -102,3 +105,17 @@ async def test_a_request_is_tried_again_unless_the_store_understood_and_refused_
     else:
         assert await trying == b"done"
     assert count == tries_count
+
+
+async def test_pages_of_keys_follow_one_another_also_where_a_server_lists_from_the_first_key_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def from_the_first_on(store: object, *, offset: str | None, chunk_size: int) -> AsyncIterator[list[Any]]:
+        for key in "abcd":
+            yield [{"path": key}]
+
+    monkeypatch.setattr(obstore, "list", from_the_first_on)
+    objects = Objects(S3Settings("bucket"))
+    assert await objects.keys_after("", 2) == (["a", "b"], True)
+    assert await objects.keys_after("b", 2) == (["c", "d"], True)
+    assert await objects.keys_after("d", 2) == ([], False)

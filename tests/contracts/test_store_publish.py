@@ -488,3 +488,15 @@ async def test_bytes_of_results_in_parts_are_needed_once_for_each_piece(world: S
     assert [one.blob_id for part in parts for one in await world.extents(part)] == [whole.blob_id] * 3
     after = {one.id: one.uses for one in await world.store.list_blobs("", 100)}
     assert after == before | {whole.blob_id: before[whole.blob_id] + 3, str(job.work_blob_id): 0}
+
+
+async def test_a_part_has_no_empty_piece_where_an_extent_ends_with_it(world: StoreWorld) -> None:
+    caller, worker, token = await world.caller(), await world.worker(), world.token()
+    job = await world.running(caller, 3, shape=JobShape(output_file_bytes_max=1))
+    await world.lease(worker, job)
+    for number in range(3):
+        await world.answer(await world.log(), job, number)
+    assert await world.store.take_step(job.id, JobState.FINALIZING, worker, token)
+    await publish(world, await world.look(job), token)
+    parts = (await world.look(job)).parts.output
+    assert [len(await world.extents(part)) for part in parts] == [1, 1, 1]

@@ -86,11 +86,14 @@ async def test_one_that_is_cancelled_with_the_answer_in_hand_gives_it_back(
     assert limits.used("acme") == (1, 100)
 
 
-async def test_money_that_was_set_aside_for_a_cancelled_call_goes_back() -> None:
-    class Paying(GatedLimits):
-        async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
-            return [replace(grant, nano=ask.nano) for ask, grant in zip(asks, await super().debit(asks), strict=True)]
+class Paying(GatedLimits):
+    """Grants all the money that it is asked for."""
 
+    async def debit(self, asks: Sequence[BudgetRequest]) -> list[Grant]:
+        return [replace(grant, nano=ask.nano) for ask, grant in zip(asks, await super().debit(asks), strict=True)]
+
+
+async def test_money_that_was_set_aside_for_a_cancelled_call_goes_back() -> None:
     limits = Paying(HandClock())
     budget_client = BudgetClient(limits, limits.clock)
     terms = budget_client.terms((Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, nano=1_000),)),))
@@ -206,6 +209,21 @@ async def test_tokens_that_a_grant_has_too_many_go_back_though_each_of_its_reque
     assert isinstance(large, Withheld)
     await budget_client.close()
     assert limits.used("acme") == (1, 50)
+
+
+async def test_money_that_a_grant_has_too_much_goes_back_though_each_of_its_requests_is_used() -> None:
+    limits = Paying(HandClock())
+    limits.gate.set()
+    budget_client = BudgetClient(limits, limits.clock)
+    terms = budget_client.terms((Budget(LimitBound.TENANT, "acme", (Limit(Period.MINUTE, 1, nano=1_000),)),))
+    cheap, dear = await asyncio.gather(
+        *(budget_client.reserve_permit(terms, 0, is_bound=False, cost=CostRange(nano, nano)) for nano in (30, 40)),
+        return_exceptions=True,
+    )
+    assert isinstance(cheap, SendPermit)
+    assert isinstance(dear, Withheld)
+    await budget_client.close()
+    assert [(one.unsent_requests, one.reserved_nano) for one in limits.settlements] == [(0, 40)]
 
 
 @pytest.mark.parametrize(
