@@ -1,10 +1,12 @@
 """Queues and plugged-in orders: what each built-in order means, and that a bad plug-in loses nothing."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.core.schedule.test_modes import slices
 from tests.core.schedule.world import ScheduleWorld, job
-from tidegate.core.schedule import Mode, Policy, QueueView, StrictOrder, WeightedOrder
+from tidegate.core.schedule import Mode, Policy, QueueView, StrictOrder, Turn, WeightedOrder, Why
 
 MODES = list(Mode)
 
@@ -38,6 +40,21 @@ def test_weighted_queues_take_turns_where_there_is_one_slot() -> None:
 def test_queues_that_are_not_listed_come_last_oldest_first() -> None:
     views = [QueueView(name, 1, 1, 0, at, None) for name, at in (("b", 5), ("a", 9), ("vip", 99))]
     assert StrictOrder(("vip",))(views) == ["vip", "b", "a"]
+
+
+def test_an_order_of_queues_is_told_the_oldest_job_and_the_last_turn_at_any_model() -> None:
+    told: list[QueueView] = []
+
+    def order(views: Sequence[QueueView]) -> list[str]:
+        told.extend(views)
+        return [view.queue for view in views]
+
+    places = [("x", "m", 8), ("x", "n", 3), ("y", "m", 5)]
+    jobs = [job(f"{at}", "t", 2, queue=queue, model=model, created_at=at) for queue, model, at in places]
+    world = ScheduleWorld(jobs, Policy(mode=Mode.SLICE, queue_order=order))
+    world.workers[0].turns = {model: Turn(at, Why.FIFO, {"x": at}) for model, at in (("m", 7), ("n", 9))}
+    world.act(world.workers[0])
+    assert told[:2] == [QueueView("x", 2, 400, 0, 3, 9), QueueView("y", 1, 200, 0, 5, None)]
 
 
 @pytest.mark.parametrize(
