@@ -86,32 +86,27 @@ def sqlite_place(tmp_path: Path, migrated_sqlite: bytes) -> Path:
 
 
 @pytest.fixture(params=DRIVERS)
-def store_place(request: pytest.FixtureRequest) -> OpenPostgres | Path | None:
-    """Where the store is: a database, a file, or nowhere but in memory."""
-    if request.param == "postgresql":
-        database: OpenPostgres = request.getfixturevalue("open_database")
-        return database
-    path: Path | None = request.getfixturevalue("sqlite_place") if request.param == "sqlite" else None
-    return path
+def store_place(request: pytest.FixtureRequest) -> OpenPostgres | Path:
+    """Where the store is: a database or a file."""
+    place: OpenPostgres | Path
+    place = request.getfixturevalue("open_database" if request.param == "postgresql" else "sqlite_place")
+    return place
 
 
 @pytest.fixture
-async def world(store_place: OpenPostgres | Path | None, migrated_sqlite: bytes) -> AsyncIterator[StoreWorld]:
+async def world(store_place: OpenPostgres | Path) -> AsyncIterator[StoreWorld]:
     """An empty store of each driver."""
-    async for made in _opened(store_place, migrated_sqlite):
+    async for made in _opened(store_place):
         yield made
 
 
-async def _opened(store_place: OpenPostgres | Path | None, migrated_sqlite: bytes) -> AsyncIterator[StoreWorld]:
+async def _opened(store_place: OpenPostgres | Path) -> AsyncIterator[StoreWorld]:
     if isinstance(store_place, OpenPostgres):
         async for made in _postgres_world(store_place):
             yield made
         return
     clock = StoreHandClock()
-    driver = SqliteDriver(store_place, clock) if store_place else UnknownNamesDriver(None, clock)
-    if store_place is None:
-        driver._writer.deserialize("main", migrated_sqlite)
-    store = Store(driver)
+    store = Store(UnknownNamesDriver(store_place, clock))
 
     async def same() -> Store:
         return store
@@ -150,11 +145,9 @@ def limits_place(request: pytest.FixtureRequest) -> tuple[OpenPostgres | Path, s
 
 
 @pytest.fixture
-async def limits(
-    limits_place: tuple[OpenPostgres | Path, str | None], migrated_sqlite: bytes
-) -> AsyncIterator[LimitsWorld]:
+async def limits(limits_place: tuple[OpenPostgres | Path, str | None]) -> AsyncIterator[LimitsWorld]:
     """Shared limits of each kind."""
     store_place, redis_url = limits_place
-    async for stores in _opened(store_place, migrated_sqlite):
+    async for stores in _opened(store_place):
         async with limits_world(stores, redis_url) as made:
             yield made

@@ -38,7 +38,7 @@ from tidegate.core.nouns import (
 from tidegate.core.states import JobState, Outcome
 from tidegate.store.store import Store
 
-DRIVERS = ("sqlite", "memory", "postgresql")
+DRIVERS = ("sqlite", "postgresql")
 START_MS = EPOCH_MS
 LEASE_MS = 30_000
 DAY_MS = 24 * 3600 * 1000

@@ -1,4 +1,4 @@
-"""A store in memory that tries every statement before it runs: with an unknown name in the place of any one of its names, it must find and
+"""A store of SQLite that tries every statement before it runs: with an unknown name in the place of any one of its names, it must find and
 change nothing. So no statement reaches a row that its caller did not name, whatever a test itself looks at.
 
 A name is a parameter that rows must match. Two more kinds are tried: a bound of rows is tried with none, and a time for which things are
@@ -345,7 +345,7 @@ NAMES = {
 
 
 class UnknownNamesDriver(SqliteDriver):
-    """A driver in memory whose transactions try unknown names."""
+    """A driver whose transactions try unknown names."""
 
     async def write(self, body: TransactionBody[T]) -> T:
         return await super().write(lambda tx: body(UnknownNamesTx(tx)))
