@@ -41,6 +41,10 @@ def responds(*items: Any, **more: Any) -> dict[str, Any]:
     return {"model": "m", "input": list(items) or "hi", **more}
 
 
+def compares(*documents: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "m", "query": "q", "documents": list(documents), **more}
+
+
 def written(body: Any, *, escaped: bool = False) -> bytes:
     """As JSON; escaped, every letter of every name is written as a number."""
     if not escaped:
@@ -109,6 +113,10 @@ STEERING = [
     ({"model": "m", "prompt": "", "prompt_embeds": "AAAA"}, "prompt_embeds"),
     (asks({"type": "image_embeds", "image_embeds": "AAAA"}), "messages[0].content[0].image_embeds"),
     (asks({"type": "image_url", "image_url": None, "uuid": "a"}), "messages[0].content[0].uuid"),
+    (
+        compares({"content": [{"type": "image_embeds", "image_embeds": "AAAA"}]}),
+        "documents[0].content[0].image_embeds",
+    ),
     (asks(custom_logit_processor="80049514"), "custom_logit_processor"),
     (asks(bootstrap_host="10.0.0.1"), "bootstrap_host"),
     (asks(lora_path="/adapters/other"), "lora_path"),
@@ -145,6 +153,16 @@ MEDIA = [
     (responds({"role": "user", "content": [{"type": "input_file", "file_url": URL}]}), "input[0].content[0].file_url"),
     (responds({"type": "image_url", "image_url": {"url": URL}}), "input[0].image_url.url"),
     (responds({"image": URL}), "input[0].image"),
+    (
+        compares({"content": [{"type": "image_url", "image_url": {"url": URL}}]}),
+        "documents[0].content[0].image_url.url",
+    ),
+    (compares({"type": "image_url", "image_url": {"url": URL}}), "documents[0].image_url.url"),
+    (compares([{"type": "image_url", "image_url": {"url": URL}}]), "documents[0][0].image_url.url"),
+    (compares({"image": URL}), "documents[0].image"),
+    (compares({"image": URL}, messages=[]), "documents[0].image"),
+    ({"model": "m", "queries": "q", "documents": {"content": [{"image_url": URL}]}}, "documents.content[0].image_url"),
+    ({"model": "m", "documents": [{"image": URL}]}, "documents[0].image"),
 ]
 ALWAYS = [
     "/etc/shadow.png",
@@ -188,6 +206,9 @@ FINE = [
     responds(tools=[{"type": "mcp", "server_label": "s", "server_url": URL}]),
     asks(mcp_servers=[{"type": "url", "url": URL, "name": "s"}]),
     asks(audio={"voice": "alloy", "format": "wav"}),
+    asks(documents=[{"title": "t", "text": "x", "url": URL, "image_url": URL, "file_id": "file-1"}]),
+    compares(URL, {"text": "x", "url": URL}),
+    compares({"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}]}),
     {"model": "m", "input": ["a", "b"]},
     {"model": "m", "input": [[1, 2], [3]]},
     {"model": "m", "prompt": [1, 2, 3]},
@@ -233,7 +254,7 @@ def test_what_is_no_web_address_is_never_fetched(url: str) -> None:
         assert fault.code == "media_not_allowed"
 
 
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", range(6))
 def test_what_is_typical_is_plain(at: int) -> None:
     """Such bodies pass by the quick look alone."""
     picture = "data:image/png;base64,iVBORw0KGgo="
@@ -245,6 +266,7 @@ def test_what_is_typical_is_plain(at: int) -> None:
         responds(
             {"role": "user", "content": [{"type": "input_image", "image_url": picture}]}, instructions="Be brief."
         ),
+        {"model": "m", "documents": ["a", URL]},
     ]
     assert read_plain(written(typical[at])) is not None
 
@@ -374,6 +396,8 @@ NAMES = sorted(
     {
         *KNOWN_FIELDS,
         *HARMLESS,
+        "documents",
+        "query",
         "Model",
         "content",
         "file",

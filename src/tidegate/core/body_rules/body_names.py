@@ -73,10 +73,13 @@ TEMPLATE_SPELLED = _by_folded(_TEMPLATE_NAMES)
 # Under these, the caller chooses the names, and no server looks for files or objects there.
 FREE = frozenset(
     {
-        "arguments", "documents", "guidedjson", "inputschema", "jsonschema", "logitbias", "metadata", "outputschema", "parameters",
+        "arguments", "guidedjson", "inputschema", "jsonschema", "logitbias", "metadata", "outputschema", "parameters",
         "properties", "schema", "structuredoutputs",
     }
 )  # fmt: skip
+# Where one of these stands, `documents` are texts and files to compare with it, and no records for a
+# chat's template.
+QUERIES = frozenset({"queries", "query"})
 MEDIA = frozenset(
     {
         "audio", "document", "file", "image", "inputaudio", "inputfile", "inputimage", "inputvideo", "media", "source", "video",

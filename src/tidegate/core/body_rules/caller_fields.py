@@ -9,8 +9,9 @@
   instead.
 
 `read_plain` passes most bodies. `field_fault` reads the others as pairs, so that both values of a
-repeated name are seen. It looks into everything except JSON schemas, arguments of tools and
-metadata, where the caller chooses the names. This module knows no door and no settings.
+repeated name are seen. It looks into everything except JSON schemas, arguments of tools, metadata
+and the documents of a chat, where the caller chooses the names. This module knows no door and no
+settings.
 """
 
 import json
@@ -32,6 +33,7 @@ from tidegate.core.body_rules.body_names import (
     NOT_MEDIA,
     PROVIDER_FIELDS,
     PROVIDER_SPELLED,
+    QUERIES,
     READ_SPELLED,
     TEMPLATE_SPELLED,
     folded,
@@ -163,8 +165,11 @@ class _FieldSearch:
             return _kept_elsewhere(_at(path, "id"), found)
         kinds = {value for name, value in named if name == "type" and isinstance(value, str)}
         holds_media = bool(kinds & MEDIA_KINDS) or within in MEDIA or within.endswith("url")
+        has_records = not is_top or _is_chat(named)
         for (key, value), (name, _) in zip(members, named, strict=True):
             if value is None or name in FREE or name in NOT_MEDIA or (is_top and key in HARMLESS):
+                continue
+            if name == "documents" and has_records:
                 continue
             if name == "input" and not is_top and isinstance(value, _FieldPairs):
                 # The arguments of a tool's call.
@@ -206,6 +211,12 @@ class _FieldSearch:
             if not media_hosts.is_allowed(one, self._rules.media_hosts):
                 return _fetched_from(one, path)
         return None
+
+
+def _is_chat(named: list[tuple[str, Any]]) -> bool:
+    """Return whether these parameters are those of a chat, and of nothing that compares texts."""
+    names = {name for name, _ in named}
+    return "messages" in names and names.isdisjoint(QUERIES)
 
 
 def _referred_to(named: list[tuple[str, Any]], within: str) -> str:

@@ -20,7 +20,7 @@ NOTHING = Raw(b"")
 # are nested.
 HARMLESS = frozenset({
     "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "best_of", "cache_control", "cache_salt",
-    "continue_final_message", "dimensions", "documents", "echo", "ebnf", "encoding_format", "frequency_penalty", "function_call",
+    "continue_final_message", "dimensions", "echo", "ebnf", "encoding_format", "frequency_penalty", "function_call",
     "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "include", "json_schema",
     "include_reasoning", "include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids", "separate_reasoning",
     "length_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_output_tokens", "max_tokens", "max_tool_calls", "metadata",
@@ -135,6 +135,7 @@ class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     instructions: _PlainText = None
     input: str | list[str | int | list[Raw] | _PlainMessage] | None = None
     prompt: str | list[str | int | list[Raw]] | None = None
+    documents: list[str] | None = None
     tools: list[_FunctionTool] | None = None
     chat_template_kwargs: _TemplateSwitches | None = None
 
