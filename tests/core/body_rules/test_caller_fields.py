@@ -153,6 +153,8 @@ MEDIA = [
     (responds({"role": "user", "content": [{"type": "input_file", "file_url": URL}]}), "input[0].content[0].file_url"),
     (responds({"type": "image_url", "image_url": {"url": URL}}), "input[0].image_url.url"),
     (responds({"image": URL}), "input[0].image"),
+    (responds([{"image": URL}]), "input[0][0].image"),
+    ({"model": "m", "prompt": [[{"image": URL}]]}, "prompt[0][0].image"),
     (
         compares({"content": [{"type": "image_url", "image_url": {"url": URL}}]}),
         "documents[0].content[0].image_url.url",

@@ -133,8 +133,8 @@ class PlainBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     messages: list[_PlainMessage] | None = None
     system: _PlainText = None
     instructions: _PlainText = None
-    input: str | list[str | int | list[Raw] | _PlainMessage] | None = None
-    prompt: str | list[str | int | list[Raw]] | None = None
+    input: str | list[str | int | list[int] | _PlainMessage] | None = None
+    prompt: str | list[str | int | list[int]] | None = None
     documents: list[str] | None = None
     tools: list[_FunctionTool] | None = None
     chat_template_kwargs: _TemplateSwitches | None = None
