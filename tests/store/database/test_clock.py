@@ -396,3 +396,6 @@ def test_a_step_leaves_the_longest_time_that_can_have_passed() -> None:
         after = Look(START_MS + step_ms, asked_ms, answered_ms)
         assert step_between(before, after) == step_ms - answered_ms
     assert step_between(before, Look(START_MS + 1_050, asked_ms, answered_ms)) == 0
+    later_ms = 600_000.0
+    slower = Look(START_MS + 594_000, later_ms, later_ms)
+    assert step_between(before, slower) == 0, "a store that is ahead goes slower by a hundredth, which is no step"

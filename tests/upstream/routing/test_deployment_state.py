@@ -227,6 +227,14 @@ def test_while_users_come_batch_work_leaves_them_an_eighth_and_what_they_wait_fo
         small.begin_interactive("user", NOW_MS)
         small.end_interactive("user")
         assert small.free_slots(NOW_MS) == free, "one is left to batch"
+    for share in (1, 2):
+        shared = state_of(is_alone=False, max_in_flight=16)
+        assert shared.background_slots is not None
+        shared.slots.grant(share)
+        shared.background_slots.grant(share)
+        shared.begin_interactive("user", NOW_MS)
+        shared.end_interactive("user")
+        assert shared.free_slots(NOW_MS) == 1, "also of a small share of many slots"
 
 
 def test_where_the_number_is_learned_users_need_no_slot_of_batch_and_only_the_ceiling_holds_both() -> None:
