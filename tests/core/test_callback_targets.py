@@ -175,6 +175,7 @@ def test_an_operator_may_allow_hosts_at_any_address_and_port() -> None:
     allowed = Target("http://hooks.internal/", "http", "hooks.internal", 80, True)
     assert allowed.allows("10.1.2.3")
     assert allowed.allows("127.0.0.1")
+    assert allowed.allows("::1")
     assert allowed.allows("fd12::1")
 
 
@@ -195,6 +196,7 @@ def test_an_operator_may_allow_hosts_at_any_address_and_port() -> None:
         "64:ff9b::169.254.169.254",
         "64:ff9b:1::169.254.169.254",
         "2002:a9fe:a9fe::1",
+        "2002:a83f:8110::1",
         "2001:0:4136:e378:8000:63bf:5601:5601",
         "fd12::5efe:169.254.169.254",
         "fd12::200:5efe:169.254.169.254",
