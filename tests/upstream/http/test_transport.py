@@ -15,6 +15,7 @@ import pytest
 from yarl import URL
 
 from tests.support.certificates import self_signed, shown_by_server
+from tests.support.ports import HandClock
 from tests.upstream.raw_server import CHAT, Peer, RawServer, Request, Script, eventually
 from tests.upstream.world import deployment, line_to, secret
 from tidegate.core.deployments import Deployment, EngineKind, HttpLimits, Tls
@@ -28,7 +29,7 @@ from tidegate.core.errors import (
     UpstreamError,
 )
 from tidegate.upstream.http.connections import make_room_for_connections
-from tidegate.upstream.http.transport import AiohttpTransport, HttpReply, UpstreamRequest
+from tidegate.upstream.http.transport import AiohttpTransport, HttpReply, PermitExpired, SendPermit, UpstreamRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -497,6 +498,35 @@ async def test_at_the_ceiling_all_calls_fly_and_one_above_it_waits_and_fails_as_
         release.set()
         assert all(reply.status == 200 for reply in await asyncio.gather(*calls))
     assert server.open_count_highest == 5
+
+
+async def test_a_call_waits_for_a_slot_no_longer_than_its_own_time() -> None:
+    async def script(request: Request, peer: Peer) -> None:
+        await peer.until_gone()
+
+    limits = HttpLimits(connections_max=1, kept_alive_max=1, pool_timeout_s=60)
+    async with RawServer(script) as server, line_to(server, limits) as (_, line, url):
+        first = asyncio.create_task(line.post(UpstreamRequest(url, "k1", b"{}"), 60))
+        await eventually(lambda: server.requests, "the first call to arrive")
+        with pytest.raises(PoolExhausted):
+            async with asyncio.timeout(20):
+                await line.post(UpstreamRequest(url, "k2", b"{}"), 0.01)
+        first.cancel()
+
+
+async def test_a_connection_that_took_longer_than_its_permit_carries_the_next_call() -> None:
+    clock = HandClock()
+
+    def permit(ms: float) -> SendPermit:
+        return SendPermit(clock, (), "", 0, clock.monotonic_ms() + ms)
+
+    async with RawServer() as server, line_to(server) as (_, line, url):
+        for send in (line.post, line.open):
+            with pytest.raises(PermitExpired):
+                await send(UpstreamRequest(url, "k1", b"{}"), 10, permit(0))
+            await line.post(UpstreamRequest(url, "k2", b"{}"), 10, permit(60_000))
+    assert server.connection_count == 1
+    assert [request.headers["Idempotency-Key"] for request in server.requests] == ["k2", "k2"]
 
 
 async def test_a_call_that_waits_for_a_slot_gets_the_next_one_in_its_turn() -> None:
