@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,6 +287,23 @@ async def test_a_process_that_differs_from_the_one_that_changed_last_says_so_and
         for _ in range(10):
             await old.look()
         assert old.unknown_wait_ms("n") == LOOK_WAIT_MS, "it was long ago that it looked for this one"
+    finally:
+        await store.close()
+
+
+async def test_hosts_with_certificates_of_their_own_work_under_the_same_terms(tmp_path: Path) -> None:
+    store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
+    await store.migrate()
+    authority, config, found = tmp_path / "ca.pem", tmp_path / "c.yaml", list[str]()
+    place = f"{{url: 'https://h/v1', tls: {{ca_file: '{authority}'}}}}"
+    config.write_text(f"models: {{m: {{deployments: [{place}]}}}}")
+    try:
+        for remark in ("", "# of another host\n"):
+            authority.write_text(remark + Path(os.environ["SSL_CERT_FILE"]).read_text())
+            settings = load(config, tmp_path, {"store.url": "postgresql://h/d"}, {}).settings
+            await LiveConfig(store, settings, lambda *_: {}).look()
+            found.append(await store.terms())
+        assert found[0] == found[1] != ""
     finally:
         await store.close()
 
