@@ -215,6 +215,7 @@ def test_batches_of_one_resource_keep_their_own_keys(make_server: Callable[..., 
     operator.close()
 
 
+@pytest.mark.soak
 def test_no_resource_waits_for_ten_others(make_server: Callable[..., Server]) -> None:
     # A minute's work: on a busy machine, making the batches takes ten seconds.
     server = make_server(latency_ms=300, TIDEGATE_WORKER_IN_FLIGHT_MAX="2")

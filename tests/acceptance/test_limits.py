@@ -163,6 +163,7 @@ def test_interactive_calls_count_under_the_same_cap_in_every_process(make_crew: 
     assert crew.most_at_once() == cap
 
 
+@pytest.mark.soak
 def test_a_short_deferral_never_overwrites_a_longer_one(make_crew: MakeCrew) -> None:
     """One call is asked to come back in ten minutes, and then another, which was on its way already, in a second."""
     crew = make_crew(lambda url: {"models": {"m": deployment(url)}}, latency_ms=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
+from tests.faults.conftest import CLUSTER_IN_SOAK
 from tests.support.tidegate import Site, requests
 
 LINES = requests(4)
@@ -35,6 +36,7 @@ def test_killed_after_the_file_was_committed(site: Site) -> None:
     assert other.status_code in (409, 422), other.text
 
 
+@CLUSTER_IN_SOAK
 @pytest.mark.parametrize(("failpoint", "becomes"), [("upload_blob_durable", 0), ("upload_committed", 1)])
 def test_killed_while_parts_become_a_file(site: Site, failpoint: str, becomes: int) -> None:
     """Either the upload is pending with all its parts, or the file is whole: both end in one file when asked again."""

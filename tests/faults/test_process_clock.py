@@ -17,7 +17,7 @@ HOUR_S = 3_600
 MONTH_S = 30 * 24 * HOUR_S
 
 
-@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("jump_s", [pytest.param(HOUR_S, marks=pytest.mark.soak), -HOUR_S])
 def test_the_clock_of_a_worker_jumps(cluster: Site, shims: Shims, jump_s: int) -> None:
     began = time.time()
     clock = shims.clock()

@@ -132,7 +132,7 @@ def test_the_database_is_down_while_a_drain_is_written(
     crashing.until_called(called + 1)
 
 
-@pytest.mark.parametrize("waves", [1, 2])
+@pytest.mark.parametrize("waves", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_answers_that_come_while_the_database_is_down_outlive_their_worker(
     crashing: Site, private_postgres_server: PostgresServer, waves: int
 ) -> None:
@@ -176,6 +176,7 @@ def _quiet_since(site: Site) -> float:
     return time.time() - float(max(call["at"] for call in site.calls()))
 
 
+@pytest.mark.soak
 def test_the_database_restarts_while_many_batches_are_published(
     crashing: Site, private_postgres_server: PostgresServer
 ) -> None:

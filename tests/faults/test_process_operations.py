@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.faults.conftest import CLUSTER_IN_SOAK, PATIENT
 from tests.support.postgres import PostgresServer
@@ -60,6 +61,7 @@ def test_an_operation_goes_on_when_the_database_comes_back(
     check_all_paused(asked, batches)
 
 
+@pytest.mark.soak
 def test_the_retry_of_one_kind_of_error_outlives_the_database(
     crashing: Site, private_postgres_server: PostgresServer
 ) -> None:

@@ -33,7 +33,7 @@ def test_a_poison_item_fails_alone(site: Site) -> None:
     assert not any("poison" in call.get("custom", "") for call in site.calls())
 
 
-@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.soak), 12])
 def test_workers_that_are_killed_from_outside_fail_no_item(embedded: Site, count: int) -> None:
     """Each is killed while everything that is left is in flight: nothing tells that from an item that kills its worker."""
     lines = requests(count)

@@ -97,8 +97,8 @@ def test_a_batch_goes_through_the_queue_with_two_workers_at_it(queued: Queued) -
 @pytest.mark.parametrize(
     "border",
     [
-        "after_answer=5*kill",
         "record_durable=kill",
+        pytest.param("after_answer=5*kill", marks=pytest.mark.soak),
         pytest.param("after_answer=kill", marks=pytest.mark.soak),
         pytest.param("record_committed=kill", marks=pytest.mark.soak),
     ],
@@ -128,6 +128,7 @@ def test_requests_of_a_dead_worker_are_adopted_while_they_lie_in_the_queue(queue
     assert {json.loads(message)["data"]["headers"]["Idempotency-Key"] for message in before} <= called
 
 
+@pytest.mark.soak
 def test_requests_of_a_dead_worker_are_adopted_while_they_run(queued: Queued) -> None:
     lines = requests(ITEMS)
     victim = queued.site.begin()

@@ -9,7 +9,7 @@ from tests.support.tidegate import IN_FLIGHT, Site, requests
 OPENS_AFTER = 5
 
 
-@pytest.mark.parametrize("fault", ["429", "429:ra=1"])
+@pytest.mark.parametrize("fault", ["429:ra=1", pytest.param("429", marks=pytest.mark.soak)])
 def test_a_storm_of_429_uses_up_no_attempt(embedded: Site, fault: str) -> None:
     lines = requests(24)
     embedded.begin()

@@ -312,7 +312,7 @@ class Two:
                 setattr(driver, name, was)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"], scope="module")
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)], scope="module")
 def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     directory: Path = tmp_path_factory.mktemp("isolation")
     url = None

@@ -53,7 +53,9 @@ def test_results_on_stdout_say_how_failed_lines_are_seen(desk: Desk) -> None:
     assert "failed   tidegate batches output batch_" in proc.stderr()
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.soak) for one in ("<&-", ">&-", "2>&-"))]
+)
 def test_a_run_whose_standard_streams_are_closed(desk: Desk, closed: str) -> None:
     """The first files that a process opens get the free numbers: nothing of ours may be written into them, or end with them."""
     desk.write_requests(3)

@@ -61,7 +61,13 @@ def test_steady_users_hardly_feel_a_batch_in_either_shape_and_lost_notices_do_li
         assert tide.ttft_ms[0] <= alone.ttft_ms[0] + 8.0
 
 
-@pytest.mark.parametrize("costs", [Costs(sequence=2.0), Costs(0.5, 1.0, 1.0), Costs(3.0, 3.0, 3.0)])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(sequence=2.0),
+        *(pytest.param(one, marks=pytest.mark.soak) for one in (Costs(0.5, 1.0, 1.0), Costs(3.0, 3.0, 3.0))),
+    ],
+)
 def test_what_a_sequence_costs_on_an_engine_is_found_out(costs: Costs) -> None:
     seconds = 2 * SECONDS
     policy = Run("tide", "steady", seconds, sight=APART, costs=costs).policy()
@@ -75,7 +81,7 @@ def test_what_a_sequence_costs_on_an_engine_is_found_out(costs: Costs) -> None:
     assert before == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("sight", [SEES_ALL, SHIPPED, LOSSY, Sight(metrics=False), Sight(gateway=False)])
+@pytest.mark.parametrize("sight", [SHIPPED, LOSSY])
 def test_the_same_run_twice_is_the_same(sight: Sight) -> None:
     first, second = (found("tide", "steady", sight=sight, seconds=10.0) for _ in range(2))
     assert (first.ttft_ms, first.between_mean_ms, first.report) == (

@@ -167,8 +167,10 @@ def test_memory_stays_bounded(tmp_path: Path, idle_bytes: int) -> None:
     "hostile",
     [
         "one line",
-        "bad lines",
-        *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("prefixes", "ids", "brackets", "equal ids")),
+        *(
+            pytest.param(kind, marks=pytest.mark.soak)
+            for kind in ("bad lines", "prefixes", "ids", "brackets", "equal ids")
+        ),
     ],
 )
 def test_memory_stays_bounded_for_hostile_inputs(hostile: str, tmp_path: Path, idle_bytes: int) -> None:
