@@ -295,11 +295,12 @@ async def test_hosts_with_certificates_of_their_own_work_under_the_same_terms(tm
     store = Store(SqliteDriver(tmp_path / "store.db", lambda: 0))
     await store.migrate()
     authority, config, found = tmp_path / "ca.pem", tmp_path / "c.yaml", list[str]()
+    known = await asyncio.to_thread(Path(os.environ["SSL_CERT_FILE"]).read_text)
     place = f"{{url: 'https://h/v1', tls: {{ca_file: '{authority}'}}}}"
     config.write_text(f"models: {{m: {{deployments: [{place}]}}}}")
     try:
         for remark in ("", "# of another host\n"):
-            authority.write_text(remark + Path(os.environ["SSL_CERT_FILE"]).read_text())
+            authority.write_text(remark + known)
             settings = load(config, tmp_path, {"store.url": "postgresql://h/d"}, {}).settings
             await LiveConfig(store, settings, lambda *_: {}).look()
             found.append(await store.terms())

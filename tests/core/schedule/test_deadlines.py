@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.core.schedule import looks
 from tests.core.schedule.world import ScheduleWorld, job
-from tidegate.core.schedule import JobView, ModelView, Policy, Why, ranking
+from tidegate.core.schedule import FlowView, JobView, ModelView, Policy, Snapshot, Why, choose, ranking
 
 MODEL = ModelView("m", 10, None, 0, {}, 100.0)
 VIEW = JobView("j", "m", "t", "default", 0, 100_000, None, 5_000, 5_000, 0, 100, None, None)
@@ -47,6 +47,14 @@ def test_a_hopeless_job_is_not_urgent() -> None:
     assert ranking.urgent_jobs([late], MODEL, 0, pace) == []
     assert ranking.is_hopeless(late, 0, pace)
     assert ranking.urgent_jobs([replace(late, expires_at=95_000)], MODEL, 0, pace) != []
+
+
+@pytest.mark.parametrize(("weights", "why"), [(0.0, Why.FAIR), (1.0, Why.FAIR), (2.0, Why.URGENT)])
+def test_a_flow_can_expect_its_share_of_all_flows_also_of_those_that_are_not_shown(weights: float, why: Why) -> None:
+    """Alone it needs 50 s, with half of the rate 100 s."""
+    flows, jobs = [FlowView("m", "t", 1.0, 0.0, 0)], [replace(VIEW, expires_at=60_000)]
+    seen = Snapshot(0, {"m": replace(MODEL, weights=weights)}, flows, jobs, {}, 1, 1, workers=1)
+    assert [pick.why for pick in choose(seen, Policy(fast_lane=False, urgent_share=1.0)).picks] == [why]
 
 
 def test_of_urgent_jobs_the_one_that_is_due_first_is_first_whichever_is_older() -> None:
