@@ -73,6 +73,18 @@ hooks:
 
 
 @pytest.mark.parametrize(
+    ("unseen", "code"), [("", "guardrail_unseen"), (", unseen: refuse", "guardrail_unseen"), (", unseen: pass", None)]
+)
+def test_what_a_guardrail_cannot_look_at_passes_only_where_it_is_said(
+    tmp_path: Path, unseen: str, code: str | None
+) -> None:
+    [rule] = call_rules(written(tmp_path, f'guardrails: {{words: {{patterns: ["a+b"]{unseen}}}}}'))
+    assert isinstance(rule.guardrail, Patterns)
+    verdict = rule.guardrail.check_prompt(b'{"messages":[{"content":"x","content":"y"}]}')
+    assert getattr(verdict, "code", None) == code
+
+
+@pytest.mark.parametrize(
     ("entry", "says"),
     [
         ("{}", "it has nothing to check: give exactly one of"),
