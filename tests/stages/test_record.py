@@ -91,6 +91,28 @@ async def test_a_log_that_moves_on_leaves_no_blob_that_is_written_for_ever(world
     await blobs.close()
 
 
+async def test_logs_that_could_not_be_settled_are_settled_after_a_later_commit(
+    world: WorkerWorld, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = LocalBlobs(tmp_path / "small-logs", log_bytes_max=1)
+    job = await world.started(chat_lines(4))
+    settle, is_away = world.store.settle_blob, True
+
+    async def sometimes(blob_id: str) -> None:
+        if is_away:
+            raise StoreUnavailable("away")
+        await settle(blob_id)
+
+    monkeypatch.setattr(world.store, "settle_blob", sometimes)
+    async with recording(world, blobs) as recorder:
+        for number in range(4):
+            is_away = number < 3
+            recorder.record(verdict(job, number))
+            await recorder.drain()
+    assert await writing(world) == 1
+    await blobs.close()
+
+
 class Torn:
     """Blobs whose logs fail at their first so many appends, as a full disk does."""
 

@@ -117,6 +117,7 @@ def test_killed_process_is_clear(stuck_input: Path, tmp_path: Path) -> None:
         task = asyncio.create_task(run_in_child(stuck_input, tmp_path / "work", RULES))
         await child_started()
         for child in children():
+            assert os.getsid(child.pid) == child.pid, "a Ctrl-C for this process does not reach it"
             child.kill()
         with pytest.raises(IngestFailed, match="-9"):
             await task
