@@ -77,8 +77,8 @@ FREE = frozenset(
         "properties", "schema", "structuredoutputs",
     }
 )  # fmt: skip
-# Where one of these stands, `documents` are texts and files to compare with it, and no records for a
-# chat's template.
+# Beside one of these, `documents` are texts and files to compare with it, and no records for the
+# template of a chat.
 QUERIES = frozenset({"queries", "query"})
 MEDIA = frozenset(
     {

@@ -92,8 +92,8 @@ _TEXT_NAMES = ("text", "content", "token", "thinking", "refusal", "input_text", 
 # The fields that may hold the text of a document.
 _TEXT_DATA = ("data", *_TEXT_NAMES)
 _RIVALS = frozenset(_TEXT_DATA)
-# Servers, and our own translation, leave a model's thoughts out of what they read again: the texts around
-# them meet.
+# Servers, and our own translation, leave a model's thoughts out of what is read again, so that the
+# texts around them meet.
 _THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
 # Servers take both roles for the operator's words.
 SAME_ROLES = {"developer": "system"}
@@ -200,7 +200,7 @@ class BodyTexts:
             self.texts += [token.decode() for token in _LONG_NUMBER.findall(self._body)]
 
     def _join(self, parts: list[Any]) -> None:
-        """Add texts that are read one after another, with a model's thoughts between them and without."""
+        """Add texts that are read one after another, with the thoughts between them and without."""
         self._join_neighbours(parts)
         if (spoken := _without_thoughts(parts)) is not parts:
             self._join_neighbours(spoken)
@@ -413,7 +413,10 @@ def _text_of(part: Any, first: str = "") -> str:
 
 
 def _without_thoughts(parts: list[Any]) -> list[Any]:
-    """Return parts without a model's thoughts, also within them; the same list where there are none."""
+    """Return parts without a model's thoughts, also within them.
+
+    Return the same list where there are none.
+    """
     spoken: list[Any] = []
     is_same = True
     for part in parts:

@@ -141,7 +141,7 @@ def _budgets(thinking: Any) -> Iterable[Any]:
 
 
 def _text_bytes(value: Any) -> int:
-    """Return how many bytes the texts in a value have, which are at least as many as their tokens."""
+    """Return how many bytes the texts in a value have: they cannot have more tokens."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace"))
     if isinstance(value, _MemberPairs):
