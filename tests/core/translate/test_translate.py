@@ -491,10 +491,24 @@ def test_why_a_model_stopped(answer: dict[str, Any], reason: str) -> None:
     assert body_of(answer_to_anthropic(packed(answer)))["stop_reason"] == reason
 
 
+def test_a_tool_call_that_was_cut_off_comes_without_its_half_arguments() -> None:
+    """Anthropic's clients look at `stop_reason` and ask again with more tokens."""
+    calls = [tool_call('{"a":1}'), {**tool_call('{"b'), "id": "d"}]
+    message = body_of(answer_to_anthropic(packed(completion(content="x", tool_calls=calls, finish="length"))))
+    assert message["stop_reason"] == "max_tokens"
+    assert [block.get("input") for block in message["content"]] == [None, {"a": 1}, {}]
+    whole = completion(content=None, tool_calls=[tool_call('{"a":1}')], finish="length")
+    assert body_of(answer_to_anthropic(packed(whole)))["content"][0]["input"] == {"a": 1}
+
+
 @pytest.mark.parametrize(
     ("answer", "param"),
     [
         ({"choices": []}, "choices"),
+        (
+            completion(content=None, tool_calls=[tool_call("{"), tool_call("{}")], finish="length"),
+            "choices[0].message.tool_calls[0].function.arguments",
+        ),
         ({"choices": [completion()["choices"][0]] * 2}, "choices"),
         (completion(content="x", finish="function_call"), "choices[0].finish_reason"),
         (completion(content="x", finish=None), "choices[0].finish_reason"),

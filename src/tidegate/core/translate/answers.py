@@ -1,12 +1,16 @@
 """Translate a whole answer.
 
-No output of a model is dropped: a part without a translation is an ApiProblem (502).
+No output of a model is dropped: a part without a translation is an ApiProblem (502). Only a tool
+call that was cut off at the token limit comes without its half arguments: Anthropic's clients know
+such a call by the answer's `stop_reason`, and its arguments are no text there.
 
 Labels of the envelope (a fingerprint, a tier) are left out. The upstream's own usage is accounted
 for, not the translated one.
 """
 
 from typing import Any
+
+import msgspec
 
 from tidegate.core.translate.fields import Fields, Translated, Voice, decode, each_of, encode
 from tidegate.core.translate.request_to_anthropic import arguments_object
@@ -18,6 +22,8 @@ from tidegate.core.translate.usage import (
     usage_to_anthropic,
     usage_to_openai,
 )
+
+_CUT_OFF = "length"
 
 
 def answer_to_anthropic(body: bytes) -> Translated:
@@ -31,7 +37,8 @@ def answer_to_anthropic(body: bytes) -> Translated:
     message = choice.inner("message")
     if message is None:
         raise voice.malformed("choices[0].message", "is missing")
-    content, refused = _blocks(message)
+    finish = choice.need("finish_reason", str)
+    content, refused = _blocks(message, is_cut_off=finish == _CUT_OFF)
     called = any(block["type"] == "tool_use" for block in content)
     out: dict[str, Any] = {
         "id": id_to_anthropic(fields.field_value("id", str) or ""),
@@ -39,13 +46,13 @@ def answer_to_anthropic(body: bytes) -> Translated:
         "role": "assistant",
         "model": fields.field_value("model", str) or "",
         "content": content,
-        **_stop(choice, called, refused),
+        **_stop(choice, finish, called, refused),
         "usage": usage_to_anthropic(fields.field_value("usage")),
     }
     return Translated(encode(out), tuple(voice.left_out))
 
 
-def _blocks(message: Fields) -> tuple[list[dict[str, Any]], bool]:
+def _blocks(message: Fields, *, is_cut_off: bool) -> tuple[list[dict[str, Any]], bool]:
     blocks: list[dict[str, Any]] = []
     thought = message.field_value("reasoning_content", str) or message.field_value("reasoning", str)
     if thought:
@@ -53,13 +60,16 @@ def _blocks(message: Fields) -> tuple[list[dict[str, Any]], bool]:
     text = message.field_value("content", str)
     refusal = message.field_value("refusal", str)
     blocks += [{"type": "text", "text": one} for one in (text, refusal) if one]
-    for call in message.each("tool_calls"):
+    calls = list(message.each("tool_calls"))
+    for call in calls:
         if call.field_value("type", str) not in (None, "function"):
             raise message.voice.unsupported(call.at("type"))
         function = call.inner("function")
         if function is None:
             raise message.voice.malformed(call.at("function"), "is missing")
         arguments = function.field_value("arguments", str) or ""
+        if is_cut_off and call is calls[-1] and not _is_object(arguments):
+            arguments = ""
         blocks.append(
             {
                 "type": "tool_use",
@@ -74,8 +84,14 @@ def _blocks(message: Fields) -> tuple[list[dict[str, Any]], bool]:
     return blocks, bool(refusal)
 
 
-def _stop(choice: Fields, called: bool, refused: bool) -> dict[str, Any]:
-    finish = choice.need("finish_reason", str)
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return False
+
+
+def _stop(choice: Fields, finish: str, called: bool, refused: bool) -> dict[str, Any]:
     reason = STOP_TO_ANTHROPIC.get(finish)
     if reason is None:
         raise choice.voice.unsupported(choice.at("finish_reason"))
