@@ -21,8 +21,9 @@ it: nothing was sent │   │   ├── Untranslatable    its body has no tra
 model: nothing was sent │   │   └── Unbounded         nothing says what it can cost, and a budget in
 money binds it: nothing was sent │   ├── Ambiguous             5xx, 408, broken or timed-out
 connection after sending: may have been billed │   ├── BrokenAnswer          2xx that is not an
-answer │   │   └── AnswerTooLong     longer than our limit: this says nothing about the deployment's
-health │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item
+answer │   │   └── AnswerUnusable    a model wrote it so that no usual reader takes it, or that it has no
+translation: this says nothing about the deployment's health │   │       └── AnswerTooLong     longer
+than our limit │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item
 is not to blame │   ├── HandedBack            cut by us, for an interactive call or with the first
 item of its group: send it again later │   └── PoolExhausted         our own connection ceiling: no
 deployment's health is harmed └── SettingsError             a configuration that cannot be used,
@@ -219,7 +220,11 @@ class BrokenAnswer(UpstreamError):
     billed = True
 
 
-class AnswerTooLong(BrokenAnswer):
+class AnswerUnusable(BrokenAnswer):
+    pass
+
+
+class AnswerTooLong(AnswerUnusable):
     pass
 
 

@@ -13,6 +13,7 @@ from tests.upstream.world import RouterWorld, deployment, secret
 from tidegate.core.errors import (
     Ambiguous,
     AnswerTooLong,
+    AnswerUnusable,
     BrokenAnswer,
     KeyRejected,
     Overspent,
@@ -122,6 +123,7 @@ async def test_longer_rests_and_failures_of_the_server_are_published_to_other_pr
         assert one.published == [("one", 3_000), ("one", 4_000)]
         one.learn(Refused("no", status=400))
         one.learn(AnswerTooLong("long", status=200))
+        one.learn(AnswerUnusable("deep", status=200))
         assert one.pressed == []
         for error in (Unavailable("away"), Ambiguous("lost"), BrokenAnswer("no JSON"), KeyRejected("no", status=401)):
             one.learn(error)

@@ -10,6 +10,7 @@ from tidegate.core import errors
 from tidegate.core.errors import (
     Ambiguous,
     AnswerTooLong,
+    AnswerUnusable,
     BrokenAnswer,
     HandedBack,
     KeyRejected,
@@ -29,7 +30,7 @@ from tidegate.core.retry import RECORDED_MS, GiveUp, RetryAt, RetryPolicy, decid
 from tidegate.worker.leased_work import SHORT_WAIT_MS
 
 POLICY = RetryPolicy()
-COUNTED = (Ambiguous, BrokenAnswer, AnswerTooLong)
+COUNTED = (Ambiguous, BrokenAnswer, AnswerUnusable, AnswerTooLong)
 UNCOUNTED = (Throttled, Withheld, RetryBudgetSpent, Unavailable, KeyRejected, PoolExhausted, HandedBack)
 FINAL = (RecordedElsewhere, Refused, Overspent, SurchargeUnpriced, Unbounded, Untranslatable)
 
@@ -87,7 +88,9 @@ def test_a_retry_is_never_before_retry_after_nor_past_the_deadline(
     assert verdict.at_ms >= min(now + asked, now + left)
 
 
-@pytest.mark.parametrize(("kind", "tries"), [(Ambiguous, 3), (BrokenAnswer, 2), (AnswerTooLong, 2)])
+@pytest.mark.parametrize(
+    ("kind", "tries"), [(Ambiguous, 3), (BrokenAnswer, 2), (AnswerUnusable, 2), (AnswerTooLong, 2)]
+)
 def test_counted_failures_end_after_their_tries(kind: type[errors.UpstreamError], tries: int) -> None:
     attempts = 0
     while isinstance(verdict := decide(kind("broke"), attempts, 0, 10**9, POLICY, 0.5), RetryAt):

@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.core.answers.answer import NotAnAnswer
 from tidegate.core.errors import Ambiguous, AnswerTooLong, Unavailable
 from tidegate.core.retry_after import retry_after_ms
 from tidegate.upstream.http import classify
@@ -139,7 +140,7 @@ def test_a_refusal_keeps_the_upstreams_own_body_on_one_line_and_bounded() -> Non
 def test_a_failure_does_not_name_the_account_that_pays() -> None:
     named = b'{"error":{"message":"Limit reached in organization org-AbC123dEf456"}}'
     wrongs = [classify.refusal(status, {}, named, NOW_MS) for status in (400, 429, 500, 503)]
-    for wrong in (*wrongs, classify.no_answer("it is none", 200, named)):
+    for wrong in (*wrongs, classify.no_answer(NotAnAnswer("it is none"), 200, named)):
         assert b"Limit reached in organization" in wrong.body
         assert b"AbC123" not in wrong.body
 

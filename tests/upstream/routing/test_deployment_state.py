@@ -11,7 +11,16 @@ from msgspec.structs import replace
 
 from tests.upstream.world import deployment
 from tidegate.core.budgets.budget import Limit, Period
-from tidegate.core.errors import Ambiguous, AnswerTooLong, KeyRejected, Refused, Throttled, Unavailable, UpstreamError
+from tidegate.core.errors import (
+    Ambiguous,
+    AnswerTooLong,
+    AnswerUnusable,
+    KeyRejected,
+    Refused,
+    Throttled,
+    Unavailable,
+    UpstreamError,
+)
 from tidegate.upstream.budgets.rate_limit_headers import QuotaLeft, RateLimitHeaders
 from tidegate.upstream.routing.deployment_state import (
     CALLS_REMEMBERED_MAX,
@@ -139,7 +148,7 @@ def test_a_worker_that_would_send_asks_for_slots_under_each_cap_of_its_model() -
     assert {one.name: one.wanted() for one in slots.slots()} == {"model:m": 1, "model:other": 0, "global": 1}
 
 
-@pytest.mark.parametrize("kind", [Throttled, Refused, AnswerTooLong])
+@pytest.mark.parametrize("kind", [Throttled, Refused, AnswerTooLong, AnswerUnusable])
 def test_an_answer_that_is_no_fault_of_the_server_opens_no_circuit(kind: type[UpstreamError]) -> None:
     state = state_of()
     assert not any(state.failed(kind("no", status=429), f"k{number}", NOW_MS, 0.0) for number in range(50))

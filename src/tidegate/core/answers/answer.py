@@ -28,6 +28,7 @@ _LINE_ENDS_TO_SPACES = bytes.maketrans(b"\r\n", b"  ")
 
 
 _NULL = msgspec.Raw(b"null")
+_TOO_DEEP = "the upstream's answer is nested too deeply"
 
 
 # Several chats as one call; each of its answers reports its own usage.
@@ -36,6 +37,10 @@ SHARED_CHAT = "/v1/chat/completions/batch"
 
 class NotAnAnswer(ValueError):
     """The body is not an answer of this endpoint; the text says why, without quoting the body."""
+
+
+class Unreadable(NotAnAnswer):
+    """It is valid JSON that usual readers cannot read, because the model wrote it so."""
 
 
 class _InputDetails(msgspec.Struct):
@@ -178,7 +183,7 @@ def read(endpoint: str, body: bytes) -> tuple[bytes, Usage]:
         decoded = _without_usage(shape, body, wrong)
         usage = _raw_usage(decoded.usage)
     except (msgspec.DecodeError, RecursionError) as wrong:
-        raise NotAnAnswer(_why_not_json(body, wrong)) from None
+        raise _not_json(body, wrong) from None
     if decoded.error is not _NULL:
         _check_no_error(decoded.error)
     if body.count(b'"usage"') > 1 or (shape.essential and body.count(shape.quoted) > 1):
@@ -257,7 +262,7 @@ def _without_usage(shape: _Shape, body: bytes, wrong: msgspec.ValidationError) -
     except msgspec.ValidationError:
         raise NotAnAnswer(f"the upstream's answer has the wrong shape: {_field_only(wrong)}") from None
     except (msgspec.DecodeError, RecursionError) as broken:
-        raise NotAnAnswer(_why_not_json(body, broken)) from None
+        raise _not_json(body, broken) from None
     _check_no_error(decoded.error)
     if shape.essential and getattr(decoded, shape.essential) is msgspec.UNSET:
         raise NotAnAnswer(f"the upstream's answer has no `{shape.essential}`")
@@ -283,12 +288,12 @@ def _check_readable(body: bytes) -> None:
         try:
             _decode_raw(b"[" * _DEPTH_LEFT + body + b"]" * _DEPTH_LEFT)
         except RecursionError:
-            raise NotAnAnswer("the upstream's answer is nested too deeply") from None
+            raise Unreadable(_TOO_DEEP) from None
     if len(body) > DIGITS_MAX and _may_have_long_number(body):
         try:
             json.loads(body)
         except ValueError:
-            raise NotAnAnswer(f"the upstream's answer has a number of more than {DIGITS_MAX:,} digits") from None
+            raise Unreadable(f"the upstream's answer has a number of more than {DIGITS_MAX:,} digits") from None
 
 
 def _may_have_long_number(body: bytes) -> bool:
@@ -304,6 +309,12 @@ def _check_utf8(body: bytes) -> None:
         raise NotAnAnswer(f"the upstream's answer is not UTF-8 (byte {wrong.start})") from None
 
 
+def _not_json(body: bytes, wrong: Exception) -> NotAnAnswer:
+    if isinstance(wrong, RecursionError):
+        return Unreadable(_TOO_DEEP)
+    return NotAnAnswer(_why_not_json(body, wrong))
+
+
 def _why_not_json(body: bytes, wrong: Exception) -> str:
     if not body.strip():
         return "the upstream answered 2xx with an empty body"
@@ -311,8 +322,6 @@ def _why_not_json(body: bytes, wrong: Exception) -> str:
         return "the upstream answered 2xx with HTML or XML instead of JSON: check the deployment's url"
     if body.lstrip().startswith((b"data:", b"event:")):
         return "the upstream answered with a stream of events, which was not asked for"
-    if isinstance(wrong, RecursionError):
-        return "the upstream's answer is nested too deeply"
     return f"the upstream's answer is not valid JSON: {str(wrong)[:200]}"
 
 

@@ -24,7 +24,7 @@ from tidegate.core.answers import answer as answers
 from tidegate.core.budgets.budget import Budget
 from tidegate.core.errors import (
     Ambiguous,
-    AnswerTooLong,
+    AnswerUnusable,
     BrokenAnswer,
     KeyRejected,
     Overspent,
@@ -327,7 +327,7 @@ class Feedback:
         if self._rests is not None and state.rests_until_ms > rested_until_ms:
             self._rests.publish(state.deployment.name, math.ceil(state.rests_until_ms - now_ms))
         is_ill = isinstance(error, Unavailable | Ambiguous | BrokenAnswer | KeyRejected)
-        if is_ill and not isinstance(error, AnswerTooLong):
+        if is_ill and not isinstance(error, AnswerUnusable):
             self._backpressure.failed(state)
 
 
@@ -351,8 +351,8 @@ def accept(
     try:
         return answers.read(endpoint, body)
     except answers.NotAnAnswer as wrong:
-        why = str(wrong)
-    raise classify.no_answer(why, status, body)
+        failed = classify.no_answer(wrong, status, body)
+    raise failed
 
 
 class Admission(msgspec.Struct, eq=False):

@@ -375,13 +375,13 @@ class Exchange:
         body = await stream.read_whole()
         if not is_good:
             raise classify.refusal(stream.status, headers, body, self._clock.now_ms())
-        why = ""
+        failed = None
         try:
             _, usage = answers.read(shaped.endpoint, body)
         except answers.NotAnAnswer as wrong:
-            why = str(wrong)
-        if why:
-            raise BrokenAnswer(why, status=stream.status)
+            failed = classify.no_answer(wrong, stream.status, b"")
+        if failed is not None:
+            raise failed
         used = receipt.settle_whole(usage, body)
         self._admissions.end_call(admission, answer_tokens=usage.output_tokens)
         return Answer(stream.status, body, used, admission.state.deployment.name, priced=used)

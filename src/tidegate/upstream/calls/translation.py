@@ -14,7 +14,7 @@ from tidegate.core import translate
 from tidegate.core.answers.results import refused_body
 from tidegate.core.audio_file import AudioFile
 from tidegate.core.deployments import Deployment, EngineKind
-from tidegate.core.errors import ApiProblem, BrokenAnswer, Untranslatable, UpstreamError
+from tidegate.core.errors import AnswerUnusable, ApiProblem, Untranslatable, UpstreamError
 from tidegate.core.translate.audio import form_of
 
 CHAT = "/v1/chat/completions"
@@ -148,13 +148,13 @@ class ItemTranslation:
     def answer(self, line: bytes) -> bytes:
         """Return the answer in the shape of the item's endpoint.
 
-        Raise BrokenAnswer if that fails.
+        Raise AnswerUnusable if that fails.
         """
         try:
             return self._translation.answer(line)
         except ApiProblem as wrong:
             why = wrong.message
-        raise BrokenAnswer(f"the answer cannot be translated: {why}", status=200, body=line)
+        raise AnswerUnusable(f"the answer cannot be translated: {why}", status=200, body=line)
 
     def failed(self, error: UpstreamError) -> None:
         """Put the text of the engine's error into the shape of the item's endpoint."""

@@ -19,6 +19,7 @@ from tidegate.core.answers.redaction import without_account
 from tidegate.core.errors import (
     Ambiguous,
     AnswerTooLong,
+    AnswerUnusable,
     BrokenAnswer,
     KeyRejected,
     Refused,
@@ -62,9 +63,10 @@ class AnswerTooLarge(Exception):
         self.bytes_max = bytes_max
 
 
-def no_answer(why: str, status: int, body: bytes) -> BrokenAnswer:
+def no_answer(wrong: answer.NotAnAnswer, status: int, body: bytes) -> BrokenAnswer:
     """Return the error of a call with a status of success but a body that is no answer."""
-    return BrokenAnswer(why, status=status, body=_bounded(body))
+    kind = AnswerUnusable if isinstance(wrong, answer.Unreadable) else BrokenAnswer
+    return kind(str(wrong), status=status, body=_bounded(body))
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes, now_ms: int) -> UpstreamError:

@@ -17,7 +17,7 @@ from tidegate.core.budgets.budget import Budget, Limit, LimitBound, Period
 from tidegate.core.deployments import Deployment, EngineKind
 from tidegate.core.errors import (
     Ambiguous,
-    AnswerTooLong,
+    AnswerUnusable,
     BrokenAnswer,
     KeyRejected,
     Refused,
@@ -575,9 +575,9 @@ class DeploymentState:
                 if error.billed:
                     self._remember(self._failed_calls, idempotency_key, None)
                     self._failed_at_ms = now_ms
-                if isinstance(error, AnswerTooLong):
-                    # Callers choose how long answers are, so a long one must not open the circuit
-                    # for others.
+                if isinstance(error, AnswerUnusable):
+                    # Callers choose how long answers are and what is in them, so such an answer
+                    # must not open the circuit for others.
                     self._is_there()
                     return False
                 return self.breaker.failed(now_ms)
