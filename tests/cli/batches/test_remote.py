@@ -59,6 +59,11 @@ def test_a_batch_from_another_machine_with_a_key(office: Desk) -> None:
     # The same words on the machine of the server, where an operator sees every organization.
     here = office.json_of("batches", "show", batch_id, "--org", "acme", "--json")
     assert {name: here[name] for name in listed if name in here} == listed
+    reader = office.json_of("keys", "create", "--org", "other", "--scopes", "admin:read", "--json")
+    operator = {"TIDEGATE_REMOTE_KEY": reader["key"]}
+    used = json.loads(away(office, "usage", "--by", "organization", **operator))
+    assert (used["organization"], used["calls"]) == ("acme", 20)
+    assert "Nothing was used" in away(office, "usage", "--org", "other", **operator)
     away(office, "batches", "delete", batch_id, "--yes", **key)
     assert json.loads(away(office, "batches", "list", "--json", **key)) == []
 

@@ -41,9 +41,10 @@ def test_what_a_run_used_and_cost(ran: Desk) -> None:
     table = list(csv.DictReader(io.StringIO(ran.done("usage", "--by", "job,deployment", "--format", "csv").stdout())))
     assert [(row["deployment"], row["calls"]) for row in table] == [("m/1", "12")]
     assert Decimal(table[0]["cost"]) == want
-    # A second look at the same run, and a day on which nothing happened.
-    quiet = ran.done("usage", "--from", "2001-01-01", "--to", "2001-01-31")
-    assert (quiet.stdout(), quiet.stderr()) == ("", "Nothing was used from 2001-01-01 to 2001-01-31.\n")
+    # The days that are shown without a first one, and a single day, on which nothing happened.
+    for first, arguments in (("2001-01-01", []), ("2001-01-31", ["--from", "2001-01-31"])):
+        quiet = ran.done("usage", *arguments, "--to", "2001-01-31")
+        assert (quiet.stdout(), quiet.stderr()) == ("", f"Nothing was used from {first} to 2001-01-31.\n")
 
 
 @pytest.mark.parametrize(

@@ -401,6 +401,20 @@ def test_only_a_batch_that_is_finalizing_can_be_abandoned(serving: Serving) -> N
     assert "No batch found with id" in absent.stderr()
 
 
+def test_a_key_for_names_that_nothing_serves_is_made_with_a_warning(desk: Desk) -> None:
+    (desk.here / "c.yaml").write_text(
+        f"models: {{m: {{deployments: [{{url: '{desk.engine.url}'}}]}}}}\nresources: {{chat: {{model: m}}}}\n"
+    )
+    wanted = ("keys", "create", "--org", "acme", "--models", "m,x", "--resources", "m,chat,y")
+    said = desk.done(*wanted, "--config", "c.yaml").stderr()
+    assert re.findall(r"(model|resource or model) '(\w+)', which this key allows", said) == [
+        ("model", "x"),
+        ("resource or model", "y"),
+    ]
+    served = desk.done(*wanted, TIDEGATE_UPSTREAM_URL=desk.engine.url).stderr()
+    assert "which this key allows" not in served, "one server takes every name"
+
+
 def test_a_list_that_is_cut_says_so(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
