@@ -266,6 +266,11 @@ async def test_how_fast_models_go_is_asked_again_after_five_seconds_and_for_two_
     looks.paced.clear()
     await choose(scheduler)
     assert looks.paced == []
+    for awake in (["d"], ["c"]):
+        looks.awake = awake
+        scheduler._models = ()
+        await choose(scheduler)
+        assert looks.paced[-1:] == [awake], "a model that had no work is not known"
 
 
 async def test_gauges_show_the_least_slack_and_the_widest_gap_of_jobs_that_wait_twice_a_second() -> None:

@@ -119,6 +119,17 @@ async def test_a_group_that_was_given_back_unsent_has_survived_nothing() -> None
     assert ours.suspects_max(Suspects(0, 3, 8)) == 4
 
 
+async def test_a_group_that_was_survived_says_nothing_about_the_next_one_if_that_goes_back_unsent() -> None:
+    ours = trial()
+    ours.suspects_max(Suspects(0, 3, 8))
+    sent, unsent = hashable(state(3), state(3))
+    unsent.sent_to = 0
+    ours.begin_group([sent])
+    assert ours.end_slice(sent)
+    ours.begin_group([unsent])
+    assert not ours.end_slice(unsent)
+
+
 async def test_an_item_that_is_given_up_says_nothing_about_the_other_suspects() -> None:
     """It fails unsent. Its end passed for a group that was survived, and all others ran at once."""
     ours = trial()
