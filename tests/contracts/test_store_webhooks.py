@@ -706,9 +706,12 @@ async def test_deliveries_of_a_deleted_job_go_in_pieces(world: StoreWorld, monke
 
 async def test_deliveries_of_a_running_job_stay(world: StoreWorld) -> None:
     caller, worker_id = await world.caller(), await world.worker(10 * LEASE_MS)
-    job = await world.job(caller, webhook=JobWebhook(URL, EVENT_TYPES, FIRST))
-    await delivered(world, caller, worker_id, jobs=1, endpoints=1)
+    job = await world.running(caller, 2, door="{}", webhook=JobWebhook(URL, ("item.completed",), FIRST))
+    await world.answer(await world.log(), job, 0)
+    [one] = await lease(world, worker_id)
+    assert await world.store.record_webhook(one, OK, None) is DeliveryState.DELIVERED
     before = await deliveries(world, caller)
+    assert [one.job_id for one in before] == [job.id]
     await world.store.forget_job(job.id)
     assert await world.store.any_job(job.id) is not None
     assert await deliveries(world, caller) == before

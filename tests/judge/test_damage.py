@@ -229,7 +229,16 @@ RECORDS = [
     *damages(
         "plain",
         ["tries"],
-        {"never_fitted": job("schema_invalid_count = 1"), "asked_twice": change_line("output", asked_twice)},
+        {
+            "never_fitted": job("schema_invalid_count = 1"),
+            "asked_twice": change_line("output", asked_twice),
+            "asked_twice_where_no_other_model_was_to_be_asked": both(
+                job("""answers = '{"tries_max": 0, "escalate_to": null}'"""), change_line("output", asked_twice)
+            ),
+            "as_many_on_record_as_were_allowed_in_all": both(
+                attempt(), sql("update attempts set tries = '[{}]' where job_id = $job")
+            ),
+        },
     ),
     *damages("running", ["counts"], {"count_of_a_running_job": job("answered_count = answered_count + 1")}),
     *damages(
