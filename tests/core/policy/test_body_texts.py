@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.core.json_limits import NODES_MAX
+from tidegate.core.policy import body_texts
 from tidegate.core.policy.body_texts import FILE_CHARS_MIN, BodyTexts, is_api_word, readings
 
 ELSEWHERE = "it refers to a file elsewhere"
@@ -308,6 +309,18 @@ def test_no_guardrail_changes_a_word_of_the_api(name: str, text: str, in_request
 )  # fmt: skip
 def test_a_text_is_read_in_every_form_in_which_it_may_be_meant(text: str, others: list[str]) -> None:
     assert list(readings(text)) == [text, *others]
+
+
+@pytest.mark.parametrize("levels", [3, 40])
+def test_parts_without_a_text_are_not_read_for_ever(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list within a list reads all parts once more, and parts without a text join to nothing."""
+    monkeypatch.setattr(body_texts, "JOINED_PARTS_MAX", 2_000)
+    part: Any = {"content": [{"type": "text", "text": ""}] * 100}
+    for _ in range(levels):
+        part = {"content": [part, {"type": "text", "text": "secret"}]}
+    texts, unseen = looked_at({"messages": [part]})
+    assert unseen == ("" if levels == 3 else "its parts lie too deeply within one another")
+    assert texts.count("secret") == levels
 
 
 @pytest.mark.parametrize(("levels", "is_looked_at"), [(3, True), (8, False)])

@@ -34,6 +34,9 @@ DIGITS_MIN = 5
 # How often the whole body may be repeated in joined texts, two times for each list within a list;
 # no API needs more than six.
 JOINED_TIMES_MAX = 8
+# How many parts may be read to join texts, also such without a text: each list within a list reads
+# its parts once more. A body with as many parts as a body may have needs 200,000.
+JOINED_PARTS_MAX = 300_000
 # The letters of a file without text mean nothing; a short file might be a text that only claims to
 # be a file.
 FILE_CHARS_MIN = 512
@@ -84,6 +87,7 @@ _DATA_URL = re.compile(r"[\0-\x20\s]*+d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]
 _BROKEN_UP = re.compile(r"[\t\r\n]")
 # A sentence may begin with `Data:` too.
 _DATA_HEAD = re.compile(r"[\w.+-]*(?:/[\w.+*-]+)?\s*(?:;[^,;\s]*\s*)*|[^,]*;\s*base64\s*", re.IGNORECASE)
+_TOO_DEEPLY = "its parts lie too deeply within one another"
 # Files that look like text but have an encoding of their own.
 _CODED_FILE = re.compile(r"%PDF-|%!PS|\{\\rtf")
 _CODED_FILE_WITHIN = 1_024
@@ -101,12 +105,16 @@ SAME_ROLES = {"developer": "system"}
 OF_ANSWER = frozenset(("id", "object", "created", "created_at", "model", "system_fingerprint", "usage", "service_tier"))
 
 
+class _TooManyParts(Exception):
+    """The parts of a body lie so deeply within one another that joining them takes too long."""
+
+
 class BodyTexts:
     """The texts of a body that can be looked at; `unseen` says what could not be, and is empty when
     all could.
     """
 
-    __slots__ = ("_body", "_is_answer", "_joined_chars", "_keys", "_rivals", "texts", "unseen")
+    __slots__ = ("_body", "_is_answer", "_joined_chars", "_keys", "_parts_left", "_rivals", "texts", "unseen")
 
     def __init__(self, body: bytes, *, is_answer: bool) -> None:
         self.texts: list[str] = []
@@ -115,6 +123,7 @@ class BodyTexts:
         self._is_answer = is_answer
         self._keys = 0
         self._joined_chars = 0
+        self._parts_left = JOINED_PARTS_MAX
         # Names of texts beside one another in one part: it is unknown which of them a server reads.
         self._rivals: set[str] = set()
         if has_too_many_values(body):
@@ -201,9 +210,14 @@ class BodyTexts:
 
     def _join(self, parts: list[Any]) -> None:
         """Add texts that are read one after another, with the thoughts between them and without."""
-        self._join_neighbours(parts)
-        if (spoken := _without_thoughts(parts)) is not parts:
-            self._join_neighbours(spoken)
+        if self._parts_left < 0:
+            return
+        try:
+            self._join_neighbours(parts)
+            if (spoken := self._without_thoughts(parts)) is not parts:
+                self._join_neighbours(spoken)
+        except _TooManyParts:
+            self.unseen = self.unseen or _TOO_DEEPLY
 
     def _join_neighbours(self, parts: list[Any]) -> None:
         """Add the texts of neighbours in one list that share a role."""
@@ -215,15 +229,52 @@ class BodyTexts:
             neighbours, begin = parts[begin:end], end
             known: list[list[str]] = []
             for first in ("", *self._rivals):
-                texts = [text for part in neighbours if (text := _text_of(part, first))]
+                texts = [text for part in neighbours if (text := self._text_of(part, first))]
                 if len(texts) < 2 or texts in known:
                     continue
                 known.append(texts)
                 self._joined_chars += 2 * sum(map(len, texts))
                 if self._joined_chars > JOINED_TIMES_MAX * len(self._body):
-                    self.unseen = self.unseen or "its parts lie too deeply within one another"
+                    self.unseen = self.unseen or _TOO_DEEPLY
                     return
                 self.texts += ["".join(texts), "\n".join(texts)]
+
+    def _text_of(self, part: Any, first: str = "") -> str:
+        """Return the text of a part: under this name, or the first other name that has one."""
+        self._count_part()
+        if isinstance(part, str):
+            return part
+        if isinstance(part, list):
+            return "".join(self._text_of(one, first) for one in part)
+        if isinstance(part, dict):
+            names = _TEXT_DATA if part.get("type") == "text" else _TEXT_NAMES
+            if first in part and first in names:
+                names = (first, *names)
+            return next((text for name in names if name in part and (text := self._text_of(part[name], first))), "")
+        return ""
+
+    def _without_thoughts(self, parts: list[Any]) -> list[Any]:
+        """Return parts without a model's thoughts, also within them.
+
+        Return the same list where there are none.
+        """
+        spoken: list[Any] = []
+        is_same = True
+        for part in parts:
+            self._count_part()
+            if type(part) is dict and _is_thought(part):
+                is_same = False
+                continue
+            content = part.get("content") if type(part) is dict else None
+            if type(content) is list and (kept := self._without_thoughts(content)) is not content:
+                part, is_same = {**part, "content": kept}, False
+            spoken.append(part)
+        return parts if is_same else spoken
+
+    def _count_part(self) -> None:
+        self._parts_left -= 1
+        if self._parts_left < 0:
+            raise _TooManyParts
 
     def _text(self, name: str, text: str, beside: dict[str, Any], *, is_free: bool) -> None:
         if name in KINDS and text in WORDS:
@@ -396,38 +447,6 @@ def _is_declared(beside: dict[str, Any]) -> bool:
     return beside.get("type") == "base64" or any(
         name in beside for name in ("media_type", "format", "filename", "b64_json")
     )
-
-
-def _text_of(part: Any, first: str = "") -> str:
-    """Return the text of a part: under this name, or under the first other name that has one."""
-    if isinstance(part, str):
-        return part
-    if isinstance(part, list):
-        return "".join(_text_of(one, first) for one in part)
-    if isinstance(part, dict):
-        names = _TEXT_DATA if part.get("type") == "text" else _TEXT_NAMES
-        if first in part and first in names:
-            names = (first, *names)
-        return next((text for name in names if name in part and (text := _text_of(part[name], first))), "")
-    return ""
-
-
-def _without_thoughts(parts: list[Any]) -> list[Any]:
-    """Return parts without a model's thoughts, also within them.
-
-    Return the same list where there are none.
-    """
-    spoken: list[Any] = []
-    is_same = True
-    for part in parts:
-        if type(part) is dict and _is_thought(part):
-            is_same = False
-            continue
-        content = part.get("content") if type(part) is dict else None
-        if type(content) is list and (kept := _without_thoughts(content)) is not content:
-            part, is_same = {**part, "content": kept}, False
-        spoken.append(part)
-    return parts if is_same else spoken
 
 
 def _is_thought(part: dict[str, Any]) -> bool:
