@@ -506,6 +506,20 @@ async def test_status_counts_what_happened(world: RouterWorld) -> None:
     assert status.last_failure
 
 
+async def test_a_probe_needs_none_of_the_connections_for_calls(world: RouterWorld) -> None:
+    async def script(request: Request, peer: Peer) -> None:
+        if request.line.startswith("POST"):
+            await peer.until_gone()
+        await peer.answer()
+
+    limits = HttpLimits(connections_max=1, kept_alive_max=1, pool_timeout_s=0.01)
+    async with RawServer(script) as server, world.router(deployment(server.url), limits=limits) as router:
+        call = asyncio.create_task(router.send(world.call()))
+        await eventually(lambda: server.requests, "the call to arrive")
+        assert (await router.probe("one")).reachable
+        call.cancel()
+
+
 async def test_doctors_probe_says_what_is_there_and_what_to_do(world: RouterWorld) -> None:
     async with RawServer() as server, world.router(deployment(server.url)) as router:
         probe = await router.probe("one")

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from tests.support.ports import PushedClock
+from tests.support.ports import HandClock, PushedClock
 from tests.support.processes import wait_until
 from tests.support.proxy import WiredDatabase
 from tests.web.calls import LINES, create, is_error, upload
@@ -117,6 +117,22 @@ def test_only_this_machine_reads_why_a_process_is_not_ready(web: WebServer, clie
     health = Health(context, serves_api=True)
     answer = web.run(health.ready(Request({"type": "http", "client": (client, 9), "headers": []})))
     assert (answer.status_code, json.loads(bytes(answer.body))["checks"]["worker"]) == (503, shown)
+
+
+def test_a_part_of_the_process_is_asked_at_most_once_a_second() -> None:
+    clock, asked = HandClock(), list[float]()
+
+    async def ask() -> None:
+        asked.append(clock.monotonic)
+
+    async def look() -> None:
+        check = HealthCheck("it", ask, clock)
+        for wait_ms in (0, 0, 999, 1, 0):
+            clock.monotonic += wait_ms
+            assert await check.reason() is None
+
+    asyncio.run(look())
+    assert [at - asked[0] for at in asked] == [0, 1_000]
 
 
 def test_a_fault_of_ours_is_shown_by_its_id_alone(start_web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
