@@ -75,7 +75,7 @@ hooks:
 @pytest.mark.parametrize(
     ("unseen", "code"), [("", "guardrail_unseen"), (", unseen: refuse", "guardrail_unseen"), (", unseen: pass", None)]
 )
-def test_what_a_guardrail_cannot_look_at_passes_only_where_it_is_said(
+def test_what_a_guardrail_cannot_look_at_passes_only_where_it_may(
     tmp_path: Path, unseen: str, code: str | None
 ) -> None:
     [rule] = call_rules(written(tmp_path, f'guardrails: {{words: {{patterns: ["a+b"]{unseen}}}}}'))

@@ -42,11 +42,11 @@ def test_queues_that_are_not_listed_come_last_oldest_first() -> None:
     assert StrictOrder(("vip",))(views) == ["vip", "b", "a"]
 
 
-def test_an_order_of_queues_is_told_the_oldest_job_and_the_last_turn_at_any_model() -> None:
-    told: list[QueueView] = []
+def test_an_order_of_queues_gets_the_oldest_job_and_the_last_turn_at_any_model() -> None:
+    seen: list[QueueView] = []
 
     def order(views: Sequence[QueueView]) -> list[str]:
-        told.extend(views)
+        seen.extend(views)
         return [view.queue for view in views]
 
     places = [("x", "m", 8), ("x", "n", 3), ("y", "m", 5)]
@@ -54,7 +54,7 @@ def test_an_order_of_queues_is_told_the_oldest_job_and_the_last_turn_at_any_mode
     world = ScheduleWorld(jobs, Policy(mode=Mode.SLICE, queue_order=order))
     world.workers[0].turns = {model: Turn(at, Why.FIFO, {"x": at}) for model, at in (("m", 7), ("n", 9))}
     world.act(world.workers[0])
-    assert told[:2] == [QueueView("x", 2, 400, 0, 3, 9), QueueView("y", 1, 200, 0, 5, None)]
+    assert seen[:2] == [QueueView("x", 2, 400, 0, 3, 9), QueueView("y", 1, 200, 0, 5, None)]
 
 
 @pytest.mark.parametrize(
