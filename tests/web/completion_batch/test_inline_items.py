@@ -73,6 +73,12 @@ def test_an_endpoint_that_is_given_wins_and_the_resource_names_the_model() -> No
     assert json.loads(line)["body"] == {"model": "r", "input": "x", "n": 2}
 
 
+def test_a_long_field_may_come_in_single_bytes() -> None:
+    for field in ("0." + "1" * 60_000, '"' + "a" * 60_000 + '"', "[0." + "1" * 60_000 + "]"):
+        body = f'{{"capacity":{field},"items":[{ITEM}]}}'
+        assert inline(body.encode(), 1) == inline(body.encode())
+
+
 ITEM = '{"resourceId":"r","request":{}}'
 
 

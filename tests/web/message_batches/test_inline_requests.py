@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -41,6 +42,21 @@ def test_every_cut_gives_the_same_lines(params: list[Any], piece_bytes: int, ind
     assert [line["body"] for line in read] == params
     assert [line["custom_id"] for line in read] == [f"r-{number}" for number in range(len(params))]
     assert all((line["method"], line["url"]) == ("POST", "/v1/messages") for line in read)
+
+
+@pytest.mark.parametrize("start", [b'{"requests":[{"params":{"a":"', b'{"requests":[{"a":[1,', b'{"requests":[{'])
+def test_what_is_held_is_not_copied_for_each_piece(start: bytes) -> None:
+    inline = InlineRequests("/v1/messages", 1_000, 1 << 20)
+    assert not list(inline.feed(start + b"1" * 400_000))
+    assert not list(inline.feed(b"1"))
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            assert not list(inline.feed(b"1"))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 200_000
 
 
 GOOD = '{"custom_id":"a","params":{}}'

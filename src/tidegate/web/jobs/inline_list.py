@@ -23,6 +23,7 @@ _TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SCALAR = re.compile(rb"[^,{}\[\] \t\r\n\"]*+")
 _QUOTE, _OPENING = ord('"'), b"{["
+_NOT_SCALAR = b'"{['
 _SHOWN_CHARS_MAX = 64
 
 
@@ -74,7 +75,7 @@ class InlineList:
         self._has_list = False
         # `_start` is where the unread bytes begin. Inside a value (`_is_inside`), `_at`, `_depth`
         # and `_in_string` are where the search for its end stopped.
-        self._buffer = b""
+        self._buffer = bytearray()
         self._start = 0
         self._is_inside = False
         self._at = 0
@@ -88,7 +89,9 @@ class InlineList:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Parse the next bytes of the body; yield the elements that they complete."""
-        self._buffer = self._buffer[self._start :] + data
+        # A client may send pieces of one byte: the bytes that are held are not copied for each.
+        del self._buffer[: self._start]
+        self._buffer += data
         self._at -= self._start
         self._start = 0
         while True:
@@ -117,7 +120,7 @@ class InlineList:
         self._start = spaces.end() if spaces else self._start
         if self._start == len(self._buffer):
             return False
-        self._take_letter(self._buffer[self._start : self._start + 1])
+        self._take_letter(bytes(self._buffer[self._start : self._start + 1]))
         return True
 
     def _take_letter(self, letter: bytes) -> None:
@@ -161,7 +164,7 @@ class InlineList:
             raise bad(where, f"The fields beside `{self.name}` may have {OTHER_BYTES_MAX:,} bytes each.")
         if not end:
             return None
-        text = self._buffer[self._start : end]
+        text = bytes(self._buffer[self._start : end])
         self._start, self._is_inside = end, False
         if is_element:
             self._place = _Place.AFTER_ELEMENT
@@ -199,10 +202,10 @@ class InlineList:
         Brackets are only counted: the decoder checks whether they match.
         """
         data, at, depth, in_string = self._buffer, self._at, self._depth, self._in_string
-        if not depth and not in_string and data[at : at + 1] not in (b'"', b"{", b"["):
+        if data[self._start] not in _NOT_SCALAR:
             scalar = _SCALAR.match(data, at)
-            end = scalar.end() if scalar else at
-            return end if end < len(data) else 0
+            self._at = scalar.end() if scalar else at
+            return self._at if self._at < len(data) else 0
         if not in_string and (depth or data[at] != _QUOTE):
             while (whole := _TO_BRACKET.match(data, at)) is not None:
                 at = whole.end()
