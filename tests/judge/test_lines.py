@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.core.ids import item_id
 from tidegate.judge.jsonl import JsonlLine
-from tidegate.judge.lines import COPIED, read_input_line, read_result_line
+from tidegate.judge.lines import COPIED, read_input_line, read_result_line, split_item_id
 
 BATCH = "batch_0f3kQ2mZ8s1xW7vB4nD9Lc"
 NO_ITEMS: tuple[Any, ...] = (None, 7, [], {}, "", "batch_req_short", BATCH)
@@ -24,6 +24,11 @@ def faults(extras: Any) -> list[str]:
         "tidegate": extras,
     }
     return read_result_line(JsonlLine(0, json.dumps(line).encode(), whole=True), "output", 1, has_copies=True).faults
+
+
+@pytest.mark.parametrize("number", [0, 61, 62, 3_843, 3_844, 49_999_999])
+def test_an_items_id_has_its_number(number: int) -> None:
+    assert split_item_id(item_id(BATCH, number)) == (BATCH.removeprefix("batch_"), number)
 
 
 @pytest.mark.parametrize("copied", COPIED)
