@@ -155,6 +155,18 @@ def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: 
             {"input_tokens": 5, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1},
             ClaimedUsage(10, 4, 0, 0),
         ),
+        (
+            {
+                "input_tokens": 5,
+                "output_tokens": 2,
+                "iterations": [
+                    {"type": "compaction", "input_tokens": 7, "cache_read_input_tokens": 3, "output_tokens": 4},
+                    {"type": "message", "input_tokens": 5, "output_tokens": 2},
+                ],
+            },
+            ClaimedUsage(15, 3, 6, 0),
+        ),
+        ({"input_tokens": 5, "iterations": {"type": "compaction", "input_tokens": 7}}, ClaimedUsage(5, 0, 0, 0)),
         ({"prompt_tokens": True}, ClaimedUsage()),
         ({"prompt_tokens": -1, "completion_tokens": 3}, ClaimedUsage(0, 0, 3, 0)),
         ({"prompt_tokens": 7.0, "completion_tokens": 2.5}, ClaimedUsage(7, 0, 0, 0)),

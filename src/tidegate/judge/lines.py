@@ -274,12 +274,27 @@ def read_usage(usage: Any) -> ClaimedUsage:
     cached = _tokens(_details(usage, "prompt_tokens_details", "input_tokens_details"), "cached_tokens") or 0
     written = _details(usage, "completion_tokens_details", "output_tokens_details")
     reasoning = _tokens(written, "reasoning_tokens") or _tokens(written, "thinking_tokens") or 0
+    summed_up = ClaimedUsage()
     if prompt is None:
-        # Anthropic counts cache reads and writes apart from the other input.
-        prompt = min((read or 0) + (from_cache or 0) + (to_cache or 0), TOKENS_MAX)
-        cached = cached or from_cache or 0
+        # Anthropic counts cache reads and writes apart from the other input, and compaction apart
+        # from everything.
+        summed_up = _compaction(usage.get("iterations"))
+        prompt = min((read or 0) + (from_cache or 0) + (to_cache or 0) + summed_up.input_tokens, TOKENS_MAX)
+        cached = (cached or from_cache or 0) + summed_up.cached_tokens
     output = completion if completion is not None else thought or 0
+    output = min(output + summed_up.output_tokens, TOKENS_MAX)
     return ClaimedUsage(prompt, min(cached, prompt), output, min(reasoning, output))
+
+
+def _compaction(iterations: Any) -> ClaimedUsage:
+    """Return what the calls used in which a server summed up a conversation before it answered."""
+    calls = [one for one in (iterations if isinstance(iterations, list) else ()) if isinstance(one, dict)]
+    calls = [one for one in calls if one.get("type") == "compaction"]
+    read, to_cache, from_cache, output = (
+        sum(_tokens(one, name) or 0 for one in calls)
+        for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    )
+    return ClaimedUsage(read + to_cache + from_cache, from_cache, output, 0)
 
 
 def _tokens(usage: dict[str, Any], key: str) -> int | None:

@@ -40,6 +40,19 @@ def test_usage_is_read_however_the_bytes_are_cut(stream: bytes, data: st.DataObj
     assert reader.uncounted_bytes == 0
 
 
+def test_compaction_is_counted_beside_the_totals() -> None:
+    reader = UsageReader()
+    reader.feed(
+        MESSAGES.replace(
+            b'"usage":{"output_tokens":4}',
+            b'"usage":{"input_tokens":4,"cache_read_input_tokens":5,"output_tokens":4,"iterations":['
+            b'{"type":"compaction","input_tokens":90,"output_tokens":30},{"type":"message","input_tokens":4,"output_tokens":4}]}',
+        )
+    )
+    reader.end_stream()
+    assert (reader.usage, reader.uncounted_bytes) == (Usage(99, 5, 34, 0), 0)
+
+
 def test_usage_is_read_where_no_space_follows_the_name_of_a_line() -> None:
     """Such lines are as good, says the standard of server-sent events."""
     reader = UsageReader()

@@ -38,6 +38,18 @@ anthropic = some(
     "output_tokens",
     output_tokens_details=some("thinking_tokens", "reasoning_tokens") | counts,
     input_tokens_details=some("cached_tokens") | counts,
+    iterations=st.lists(
+        some(
+            "input_tokens",
+            "cache_read_input_tokens",
+            "cache_creation_input_tokens",
+            "output_tokens",
+            type=st.sampled_from(["compaction", "message", 1]),
+        )
+        | counts,
+        max_size=3,
+    )
+    | counts,
 )
 
 

@@ -34,6 +34,21 @@ def encoded(**fields: Any) -> bytes:
         ({"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}, "tools", Surcharge.SERVER_TOOLS),
         ({"tools": {"type": "image_generation"}}, "tools", Surcharge.SERVER_TOOLS),
         ({"tools": [{"type": ["function"]}]}, "tools", Surcharge.SERVER_TOOLS),
+        (
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management",
+            Surcharge.SERVER_TOOLS,
+        ),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015"}, {"type": "compact_20260112"}]}},
+            "context_management",
+            Surcharge.SERVER_TOOLS,
+        ),
+        (
+            {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
+            "context_management",
+            Surcharge.SERVER_TOOLS,
+        ),
         ({"modalities": ["text", "audio"]}, "modalities", Surcharge.MODALITIES),
         ({"modalities": "image"}, "modalities", Surcharge.MODALITIES),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio", Surcharge.MODALITIES),
@@ -65,6 +80,10 @@ def test_what_stands_twice_counts_each_time() -> None:
         {"tools": [{"type": "function", "function": {"name": "web_search"}}, {"type": "custom", "name": "x"}]},
         {"tools": [{"name": "web_search", "input_schema": {"type": "object"}}, {"type": "bash_20250124"}]},
         {"metadata": {"service_tier": "priority"}},
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015"}]}},
+        {"context_management": None},
+        {"context_management": []},
+        {"context_management": {"edits": None}},
         {"messages": [{"role": "user", "content": [{"type": "web_search"}], "audio": {"id": "a"}}]},
     ],
 )

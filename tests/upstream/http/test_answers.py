@@ -56,6 +56,13 @@ def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning(end: str
             b'"cache_creation_input_tokens":1,"output_tokens":4}}',
             Usage(8, 5, 4),
         ),
+        (
+            "/v1/messages",
+            b'{"content":[{"type":"text","text":"x"}],"usage":{"input_tokens":2,"output_tokens":4,"iterations":['
+            b'{"type":"compaction","input_tokens":9,"cache_read_input_tokens":5,"cache_creation_input_tokens":1,"output_tokens":3},'
+            b'{"type":"message","input_tokens":2,"output_tokens":4},{"type":"fallback_message","input_tokens":2,"output_tokens":1}]}}',
+            Usage(17, 5, 7),
+        ),
         ("/v1/rerank", b'{"anything":1}', Usage()),
         (CHAT, b'{"choices":[{}],"usage":null}', Usage()),
         (CHAT, b'{"choices":[{}],"usage":{"prompt_tokens":null,"prompt_tokens_details":null}}', Usage()),

@@ -6,7 +6,7 @@ the same.
 
 from typing import Any
 
-from tidegate.core.usage.token_counts import TOKENS_MAX, token_count
+from tidegate.core.usage.token_counts import TOKENS_MAX, compacted, token_count
 
 STOP_TO_ANTHROPIC = {
     "stop": "end_turn",
@@ -55,10 +55,12 @@ def usage_to_anthropic(usage: Any) -> dict[str, Any]:
 
 def usage_to_openai(usage: Any) -> dict[str, Any]:
     read, written = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
-    prompt = min(_count(usage, "input_tokens") + read + written, TOKENS_MAX)
+    more = compacted(_details(usage, "iterations"))
+    prompt = min(_count(usage, "input_tokens") + read + written + more.input_tokens, TOKENS_MAX)
     # Some servers report cached tokens as OpenAI's responses do, within the rest of the input.
-    cached = min(_count(_details(usage, "input_tokens_details"), "cached_tokens") or read, prompt)
-    output = _count(usage, "output_tokens")
+    cached = _count(_details(usage, "input_tokens_details"), "cached_tokens") or read
+    cached = min(cached + more.cached_tokens, prompt)
+    output = min(_count(usage, "output_tokens") + more.output_tokens, TOKENS_MAX)
     out: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,

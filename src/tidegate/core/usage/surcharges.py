@@ -24,7 +24,10 @@ _USUAL: dict[str, tuple[str, ...]] = {
 }
 _SERVER_TOOLS = ("tools", "web_search_options", "plugins")
 _MODALITIES = ("modalities", "audio")
-_READ = frozenset((*_USUAL, *_SERVER_TOOLS, *_MODALITIES, "extra_body"))
+_CONTEXT = "context_management"
+_READ = frozenset((*_USUAL, *_SERVER_TOOLS, *_MODALITIES, _CONTEXT, "extra_body"))
+# These edits only take parts of a conversation out. For any other, the model may be called again.
+_FREE_EDITS = "clear_"
 # The caller runs these tools, or they cost no more than the tokens that they read.
 _FREE_TOOLS = (
     "apply_patch",
@@ -84,6 +87,9 @@ def _charged(members: Iterable[tuple[str, Any]]) -> Iterable[Charged]:
         elif name in _USUAL:
             if value not in _USUAL[name]:
                 yield Charged(name, Surcharge.SERVICE_TIER)
+        elif name == _CONTEXT:
+            if _asks_for_compaction(value):
+                yield Charged(name, Surcharge.SERVER_TOOLS)
         elif name in _SERVER_TOOLS:
             if _asks_for_tools(name, value):
                 yield Charged(name, Surcharge.SERVER_TOOLS)
@@ -99,6 +105,15 @@ def _asks_for_tools(name: str, value: Any) -> bool:
         return bool(value)
     listed = value if isinstance(value, list) and not isinstance(value, _SurchargePairs) else [value]
     return any(not _is_free(kind) for tool in listed for kind in _values(tool, "type"))
+
+
+def _asks_for_compaction(value: Any) -> bool:
+    """Return whether a server may sum a conversation up first: Anthropic has a list of `edits`,
+    OpenAI a list of such entries.
+    """
+    lists = [value] if isinstance(value, list) and not isinstance(value, _SurchargePairs) else _values(value, "edits")
+    kinds = [kind for listed in lists if isinstance(listed, list) for edit in listed for kind in _values(edit, "type")]
+    return not all(isinstance(kind, str) and kind.startswith(_FREE_EDITS) for kind in kinds)
 
 
 def _is_free(kind: Any) -> bool:
