@@ -166,6 +166,15 @@ def test_what_a_worker_holds_may_have_reasons_that_are_not_committed_yet(world: 
             },
             ClaimedUsage(15, 3, 6, 0),
         ),
+        (
+            {
+                "prompt_tokens": 32,
+                "completion_tokens": 9,
+                "total_tokens": 135,
+                "completion_tokens_details": {"reasoning_tokens": 94},
+            },
+            ClaimedUsage(32, 0, 103, 94),
+        ),
         ({"input_tokens": 5, "iterations": {"type": "compaction", "input_tokens": 7}}, ClaimedUsage(5, 0, 0, 0)),
         ({"prompt_tokens": True}, ClaimedUsage()),
         ({"prompt_tokens": -1, "completion_tokens": 3}, ClaimedUsage(0, 0, 3, 0)),

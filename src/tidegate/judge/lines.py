@@ -282,6 +282,9 @@ def read_usage(usage: Any) -> ClaimedUsage:
         prompt = min((read or 0) + (from_cache or 0) + (to_cache or 0) + summed_up.input_tokens, TOKENS_MAX)
         cached = (cached or from_cache or 0) + summed_up.cached_tokens
     output = completion if completion is not None else thought or 0
+    if _tokens(usage, "total_tokens") == prompt + output + reasoning:
+        # xAI and Gemini count thoughts apart from the answer.
+        output += reasoning
     output = min(output + summed_up.output_tokens, TOKENS_MAX)
     return ClaimedUsage(prompt, min(cached, prompt), output, min(reasoning, output))
 

@@ -48,6 +48,24 @@ def test_a_pretty_printed_answer_becomes_one_line_with_the_same_meaning(end: str
             b'"output_tokens":3,"output_tokens_details":{"reasoning_tokens":1}}}',
             Usage(7, 6, 3, 1),
         ),
+        (
+            CHAT,
+            b'{"choices":[{}],"usage":{"prompt_tokens":32,"completion_tokens":9,"total_tokens":135,'
+            b'"completion_tokens_details":{"reasoning_tokens":94}}}',
+            Usage(32, 0, 103, 94),
+        ),
+        (
+            CHAT,
+            b'{"choices":[{}],"usage":{"prompt_tokens":32,"completion_tokens":103,"total_tokens":135,'
+            b'"completion_tokens_details":{"reasoning_tokens":94}}}',
+            Usage(32, 0, 103, 94),
+        ),
+        (
+            "/v1/responses",
+            b'{"output":[],"usage":{"input_tokens":32,"output_tokens":9,"total_tokens":135,'
+            b'"output_tokens_details":{"reasoning_tokens":94}}}',
+            Usage(32, 0, 103, 94),
+        ),
         ("/v1/embeddings", b'{"data":[{"embedding":[0.1]}],"usage":{"prompt_tokens":9,"total_tokens":9}}', Usage(9)),
         ("/v1/moderations", b'{"results":[{"flagged":false}]}', Usage()),
         (

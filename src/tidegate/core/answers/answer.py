@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tidegate.core.nouns import Usage
-from tidegate.core.usage.token_counts import TOKENS_MAX, Compacted, compacted, token_count
+from tidegate.core.usage.token_counts import TOKENS_MAX, Compacted, compacted, token_count, with_thoughts
 
 _TokenCount = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] | None
 # Python's own reader, and so many programs that read result files, refuses an integer of more
@@ -69,6 +69,7 @@ class ReportedUsage(msgspec.Struct):
     output_tokens_details: _OutputDetails | None = None
     cache_read_input_tokens: _TokenCount = None
     cache_creation_input_tokens: _TokenCount = None
+    total_tokens: _TokenCount = None
     iterations: Any = None
 
 
@@ -227,6 +228,7 @@ def usage_of(reported: ReportedUsage) -> Usage:
         tokens = min(tokens + more.input_tokens, TOKENS_MAX)
         cached = (cached or from_cache) + more.cached_tokens
     output = reported.completion_tokens if reported.completion_tokens is not None else reported.output_tokens or 0
+    output = with_thoughts(tokens, output, reasoning, reported.total_tokens)
     output = min(output + more.output_tokens, TOKENS_MAX)
     return Usage(tokens, cached if cached < tokens else tokens, output, reasoning if reasoning < output else output)
 
@@ -246,6 +248,7 @@ def loose_usage(reported: Any) -> ReportedUsage | None:
         output_tokens=token_count(reported, "output_tokens"),
         cache_read_input_tokens=token_count(reported, "cache_read_input_tokens"),
         cache_creation_input_tokens=token_count(reported, "cache_creation_input_tokens"),
+        total_tokens=token_count(reported, "total_tokens"),
         iterations=reported.get("iterations"),
         prompt_tokens_details=_InputDetails(token_count(of_input, "cached_tokens")),
         completion_tokens_details=_OutputDetails(

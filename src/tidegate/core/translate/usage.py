@@ -6,7 +6,7 @@ the same.
 
 from typing import Any
 
-from tidegate.core.usage.token_counts import TOKENS_MAX, compacted, token_count
+from tidegate.core.usage.token_counts import TOKENS_MAX, compacted, token_count, with_thoughts
 
 STOP_TO_ANTHROPIC = {
     "stop": "end_turn",
@@ -41,13 +41,15 @@ def usage_to_anthropic(usage: Any) -> dict[str, Any]:
     details = _details(usage, "prompt_tokens_details")
     cached = min(prompt, _count(details, "cached_tokens"))
     written = min(prompt - cached, _count(details, "cache_write_tokens"))
+    thought = _count(_details(usage, "completion_tokens_details"), "reasoning_tokens")
     out: dict[str, Any] = {
         "input_tokens": prompt - cached - written,
         "cache_creation_input_tokens": written,
         "cache_read_input_tokens": cached,
-        "output_tokens": _count(usage, "completion_tokens"),
+        "output_tokens": with_thoughts(
+            prompt, _count(usage, "completion_tokens"), thought, token_count(usage, "total_tokens")
+        ),
     }
-    thought = _count(_details(usage, "completion_tokens_details"), "reasoning_tokens")
     if thought:
         out["output_tokens_details"] = {"thinking_tokens": thought}
     return out

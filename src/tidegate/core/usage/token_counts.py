@@ -36,6 +36,15 @@ def compacted(iterations: Any) -> Compacted:
     return Compacted(fresh + cached, cached, output)
 
 
+def with_thoughts(prompt: int, output: int, reasoning: int, total: int | None) -> int:
+    """Return the tokens of an answer with those of its thoughts.
+
+    Most servers count thoughts within the answer; xAI and Gemini count them apart, as their totals
+    show.
+    """
+    return output + reasoning if total == prompt + output + reasoning else output
+
+
 def token_count(holder: Any, name: str) -> int | None:
     """Return the count of this name; None where there is no credible one."""
     return as_count(holder.get(name)) if isinstance(holder, dict) else None
