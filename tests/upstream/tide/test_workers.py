@@ -144,16 +144,10 @@ def shore(processes: Processes, tmp_path: Path, migrated_postgres_url: str) -> I
     processes.close()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("road", "until_taken_back"),
-    [
-        ("gateway", False),
-        pytest.param("gateway", True, marks=pytest.mark.soak),
-        pytest.param("engine", False, marks=pytest.mark.soak),
-    ],
-)
-def test_batch_sinks_beside_users_and_rises_after_them(shore: Shore, road: str, *, until_taken_back: bool) -> None:
+@pytest.mark.parametrize("road", ["gateway", "engine"])
+def test_batch_sinks_beside_users_and_rises_after_them(shore: Shore, road: str) -> None:
     shore.start()
     site = shore.site
     url = f"{site.url}/v1" if road == "gateway" else site.engine.url
@@ -166,7 +160,7 @@ def test_batch_sinks_beside_users_and_rises_after_them(shore: Shore, road: str, 
         wait_until(lambda: words in shore.explained(another), MORE_S, "the reason in words", poll_s=POLL_S)
     shore.rises()
     # The next users meet batch prompts that have no first token yet, sooner or later.
-    while until_taken_back and max(shore.calls().values()) == 1:
+    while road == "gateway" and max(shore.calls().values()) == 1:
         shore.rises()
         with users(url):
             shore.sinks()
