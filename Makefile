@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-# Three workers a core: while one test waits for a lease to run out, others run. The whole suite takes 17 minutes of CPU on two busy cores.
+# Three workers a core: while one test waits for a lease to run out, others run. The whole suite takes 13 minutes of CPU on two busy cores.
 WORKERS ?= $(shell echo $$(( 3 * $(CORES) )))
 # The stamp carries the lock's checksum: another lock, another stamp, another install.
 LOCKED := $(VENV)/.locked-$(shell cksum < requirements-dev.lock | tr ' ' '-')
