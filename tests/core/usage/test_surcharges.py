@@ -52,6 +52,13 @@ def encoded(**fields: Any) -> bytes:
         ({"modalities": ["text", "audio"]}, "modalities", Surcharge.MODALITIES),
         ({"modalities": "image"}, "modalities", Surcharge.MODALITIES),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio", Surcharge.MODALITIES),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "UklG"}}]}]},
+            "messages",
+            Surcharge.MODALITIES,
+        ),
+        ({"messages": [{"content": [{"Type": "audio_url"}]}]}, "messages", Surcharge.MODALITIES),
+        ({"input": [{"content": [{"content": [{"audio_url": {}}]}]}]}, "input", Surcharge.MODALITIES),
     ],
 )
 def test_what_costs_more_than_its_tokens_is_found(fields: dict[str, Any], param: str, kind: Surcharge) -> None:
@@ -80,6 +87,13 @@ def test_what_stands_twice_counts_each_time() -> None:
         {"tools": [{"type": "function", "function": {"name": "web_search"}}, {"type": "custom", "name": "x"}]},
         {"tools": [{"name": "web_search", "input_schema": {"type": "object"}}, {"type": "bash_20250124"}]},
         {"metadata": {"service_tier": "priority"}},
+        {
+            "messages": [
+                {"role": "user", "content": "input_audio"},
+                {"role": "user", "content": [{"text": "input_audio"}]},
+            ]
+        },
+        {"input": ["audio_url", {"type": "input_text", "text": "input_audio"}], "user": "input_audio"},
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "clear_thinking_20251015"}]}},
         {"context_management": None},
         {"context_management": []},
@@ -101,3 +115,4 @@ def test_a_large_body_is_looked_at_too() -> None:
     assert surcharge(encoded(user=padding, service_tier="priority"))
     assert surcharge(encoded(user=padding, tools=[{"type": "web_search"}]))
     assert surcharge(encoded(user=padding, tools=[{"type": "function"}])) is None
+    assert surcharge(encoded(user=padding, input=[{"content": [{"type": "input_audio"}]}]))

@@ -26,6 +26,10 @@ _SERVER_TOOLS = ("tools", "web_search_options", "plugins")
 _MODALITIES = ("modalities", "audio")
 _CONTEXT = "context_management"
 _READ = frozenset((*_USUAL, *_SERVER_TOOLS, *_MODALITIES, _CONTEXT, "extra_body"))
+# The conversation of a request may hold recordings, whose tokens cost many times those of text.
+_CONVERSATIONS = ("messages", "input")
+_RECORDINGS = ("input_audio", "audio_url")
+_MAY_HOLD_RECORDINGS = (b"audio", b"\\u00")
 # These edits only take parts of a conversation out. For any other, the model may be called again.
 _FREE_EDITS = "clear_"
 # The caller runs these tools, or they cost no more than the tokens that they read.
@@ -66,10 +70,14 @@ def surcharge(body: bytes, covered: frozenset[Surcharge] = frozenset()) -> Charg
     """
     try:
         members = _members(body)
-        if _READ.isdisjoint(name.lower() for name in members):
+        read = _READ
+        lowered = body.lower()
+        if any(word in lowered for word in _MAY_HOLD_RECORDINGS):
+            read = _READ.union(_CONVERSATIONS)
+        if read.isdisjoint(name.lower() for name in members):
             return None
         if len(body) > BODY_BYTES_MAX or has_too_many_values(body):
-            pairs: Any = [(name, msgspec.json.decode(raw)) for name, raw in members.items() if name.lower() in _READ]
+            pairs: Any = [(name, msgspec.json.decode(raw)) for name, raw in members.items() if name.lower() in read]
         else:
             pairs = json.loads(body, object_pairs_hook=_SurchargePairs)
     except (ValueError, RecursionError):
@@ -80,9 +88,12 @@ def surcharge(body: bytes, covered: frozenset[Surcharge] = frozenset()) -> Charg
 def _charged(members: Iterable[tuple[str, Any]]) -> Iterable[Charged]:
     for key, value in members:
         name = key.lower()
-        if value is None or name not in _READ:
+        if value is None:
             continue
-        if name == "extra_body":
+        if name in _CONVERSATIONS:
+            if _has_recordings(value):
+                yield Charged(name, Surcharge.MODALITIES)
+        elif name == "extra_body":
             yield from _charged(_pairs(value))
         elif name in _USUAL:
             if value not in _USUAL[name]:
@@ -93,8 +104,25 @@ def _charged(members: Iterable[tuple[str, Any]]) -> Iterable[Charged]:
         elif name in _SERVER_TOOLS:
             if _asks_for_tools(name, value):
                 yield Charged(name, Surcharge.SERVER_TOOLS)
-        elif name == "audio" or _asks_for_more_than_text(value):
+        elif name in _MODALITIES and (name == "audio" or _asks_for_more_than_text(value)):
             yield Charged(name, Surcharge.MODALITIES)
+
+
+def _has_recordings(conversation: Any) -> bool:
+    """Return whether a part of a message's content is a recording."""
+    values = [conversation]
+    while values:
+        value = values.pop()
+        if isinstance(value, list) and not isinstance(value, _SurchargePairs):
+            values += value
+            continue
+        for name, one in _pairs(value):
+            word = name.lower()
+            if word in _RECORDINGS or (word == "type" and one in _RECORDINGS):
+                return True
+            if word == "content":
+                values.append(one)
+    return False
 
 
 def _asks_for_tools(name: str, value: Any) -> bool:
