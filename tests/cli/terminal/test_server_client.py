@@ -406,8 +406,8 @@ def test_a_key_for_names_that_nothing_serves_is_made_with_a_warning(desk: Desk) 
         f"models: {{m: {{deployments: [{{url: '{desk.engine.url}'}}]}}}}\nresources: {{chat: {{model: m}}}}\n"
     )
     wanted = ("keys", "create", "--org", "acme", "--models", "m,x", "--resources", "m,chat,y")
-    said = desk.done(*wanted, "--config", "c.yaml").stderr()
-    assert re.findall(r"(model|resource or model) '(\w+)', which this key allows", said) == [
+    shown = desk.done(*wanted, "--config", "c.yaml").stderr()
+    assert re.findall(r"(model|resource or model) '(\w+)', which this key allows", shown) == [
         ("model", "x"),
         ("resource or model", "y"),
     ]
