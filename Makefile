@@ -94,7 +94,7 @@ bench: venv  ## the benchmarks, each a ratio taken in one run
 soak: venv prometheus azurite  ## the tests that run for long on purpose; PART=tests/faults runs only those of a folder, a file or one test
 	@$(BIN)/python -m compileall -q -j 0 src
 	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) -m soak tests/simulation)
-	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not soak" --hypothesis-profile thorough)
+	$(if $(PART),,$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not soak" --hypothesis-profile thorough --timeout 1800)
 	$(BIN)/pytest $(if $(findstring simulation,$(PART)),-n $(WORKERS)) -m soak $(or $(PART),--ignore=tests/simulation)
 
 clients: venv  ## other people's clients, unpatched, against the server; PEERS=DIR runs the peers' own suites from checkouts
