@@ -1,33 +1,40 @@
 """All errors of the engine, as one tree.
 
-TidegateError ├── StoreError │   ├── StoreUnavailable      the database cannot be reached, or it is
-unknown whether a commit happened: replay later │   │   └── StoreFull         its disk is full:
-nothing was written │   └── StoreRefused          the database is there but unsafe to use: wrong
-version, unsafe settings │       └── StoreTaken        another process writes to it, and may soon be
-ready or done ├── LostRace                  a guarded move found its row changed: another process
-was first ├── BlobError │   ├── BlobUnavailable       the bytes cannot be reached or written now:
-try again later │   ├── BlobMissing           there is no such blob │   └── BlobVoid
-this writer failed once; what it wrote does not count ├── LimitsUnavailable         the shared
-budgets cannot be asked: nothing new is sent ├── IngestFailed              an input could not be
-read or its work file written: nothing has begun, try again │   └── IngestCrashed         the pass
-crashed or did not end: the same input may cause that each time ├── ApiProblem                a
-caller's mistake or a refusal, in words for the caller (code, message, param, HTTP status) ├──
-UpstreamError             sorted once, at the border of `upstream/` │   ├── Throttled
-429: wait, nothing was billed │   │   └── Withheld          our own budgets are spent or cannot be
-asked: nothing was sent, no health is harmed │   ├── Unavailable           the call never started:
-refused, unresolved, TLS, 503 before work, no healthy deployment │   ├── Refused               4xx:
-this request will never work │   │   ├── Overspent         a budget in money has too little left for
-it: nothing was sent │   │   ├── Untranslatable    its body has no translation for the engine of its
-model: nothing was sent │   │   └── Unbounded         nothing says what it can cost, and a budget in
-money binds it: nothing was sent │   ├── Ambiguous             5xx, 408, broken or timed-out
-connection after sending: may have been billed │   ├── BrokenAnswer          2xx that is not an
-answer │   │   └── AnswerUnusable    a model wrote it so that no usual reader takes it, or that it has no
-translation: this says nothing about the deployment's health │   │       └── AnswerTooLong     longer
-than our limit │   ├── KeyRejected           401 or 403 on our own key: the deployment is paused, the item
-is not to blame │   ├── HandedBack            cut by us, for an interactive call or with the first
-item of its group: send it again later │   └── PoolExhausted         our own connection ceiling: no
-deployment's health is harmed └── SettingsError             a configuration that cannot be used,
-with what to do about it
+TidegateError
+├── WorkerBroken            a worker met an internal error and handed back what it held
+├── StoreError
+│   ├── StoreUnavailable    it cannot be reached, or a commit may have happened: replay later
+│   │   └── StoreFull       its disk is full: nothing was written
+│   └── StoreRefused        it is there but unsafe to use: wrong version, unsafe settings
+│       └── StoreTaken      another process writes to it, and may soon be done
+├── LostRace                a guarded move found its row changed: another process was first
+├── BlobError
+│   ├── BlobUnavailable     the bytes cannot be reached or written now: try again later
+│   ├── BlobMissing         there is no such blob
+│   └── BlobVoid            this writer failed once; what it wrote does not count
+├── LimitsUnavailable       the shared budgets cannot be asked: nothing new is sent
+├── IngestFailed            an input could not be read, or its work file not written: try again
+│   └── IngestCrashed       the pass crashed or did not end: the input may cause that each time
+├── ApiProblem              a caller's mistake or a refusal, in words for the caller
+├── UpstreamError           sorted once, at the border of `upstream/`
+│   ├── Throttled           429: wait, nothing was billed
+│   │   ├── Withheld        our own budgets are spent or cannot be asked: nothing was sent
+│   │   └── RetryBudgetSpent    its deployment has had as many retries as its budget allows
+│   ├── Unavailable         the call never started: refused, TLS, 503, no healthy deployment
+│   ├── Refused             4xx: this request will never work
+│   │   ├── Overspent       a budget in money has too little left for it: nothing was sent
+│   │   ├── Untranslatable  its body has no translation for the engine of its model
+│   │   └── Unbounded       nothing says what it can cost, and a budget in money binds it
+│   │       └── SurchargeUnpriced   it asks for what no price covers
+│   ├── Ambiguous           5xx, 408, broken or timed out after sending: may have been billed
+│   ├── BrokenAnswer        2xx that is not an answer
+│   │   └── AnswerUnusable  the model wrote it so: that says nothing about its deployment
+│   │       └── AnswerTooLong   longer than our limit
+│   ├── KeyRejected         401 or 403 on our own key: the deployment is paused
+│   ├── HandedBack          cut by us, for an interactive call or with its group: send it later
+│   ├── RecordedElsewhere   another process had its answer and recorded it
+│   └── PoolExhausted       our own connection ceiling: no deployment's health is harmed
+└── SettingsError           a configuration that cannot be used, with what to do about it
 """
 
 
