@@ -11,7 +11,7 @@ import pytest
 
 from tests.worker.world import Script, WorkerWorld, chat_lines, working
 from tidegate.core.answer_terms import AnswerTerms
-from tidegate.core.errors import Throttled
+from tidegate.core.errors import Refused, Throttled
 from tidegate.core.nouns import Answer, Call, Usage
 from tidegate.core.usage.prices import Price
 
@@ -98,6 +98,29 @@ async def test_the_stronger_model_is_asked_last_and_then_the_answer_is_filed(liv
     for one in await live.store.usage(today - 1, today + 1, by_job=True):
         calls[one.model] += one.spend.calls
     assert calls == {"m": 4, "strong": 2}
+
+
+async def test_a_try_that_got_no_answer_is_none(live: WorkerWorld) -> None:
+    """The line lists what was answered and paid for; that the last call was refused is its error."""
+    script = Script(live, "m")
+    asked = 0
+
+    async def refused_the_second_time(call: Call) -> Answer:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise Refused("no", status=400)
+        return Answer(200, body("no"), Usage(100, 0, 10, 0), "here")
+
+    script.answers = refused_the_second_time
+    job = await live.started(chat_lines(1), answers=AnswerTerms(SCHEMA, tries_max=2))
+    script.prices = PRICE
+    async with working(live, script):
+        job = await live.ended(job)
+    _, [error] = await lines_of(live, job)
+    assert [one["output_tokens"] for one in error["tidegate"]["tries"]] == [10]
+    assert error["tidegate"]["tries"][0]["problem"] is not None
+    assert (job.usage, job.cost_nano) == (Usage(100, 0, 10, 0), 240_000)
 
 
 async def test_a_key_that_does_not_allow_the_stronger_model_is_not_passed_by(live: WorkerWorld) -> None:
